@@ -12,8 +12,20 @@ from tidewal.actors.datanode import DataNode
 from tidewal.actors.mixcoord import MixCoord
 from tidewal.actors.proxy import Proxy
 from tidewal.actors.querynode import QueryNode
+from tidewal.actors.rows import to_batch
 from tidewal.actors.streamingnode import StreamingNode
-from tidewal.runtime.errors import InvalidRequest, InvalidRows, TidewalError, from_wire, to_wire
+from tidewal.runtime.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    InvalidRequest,
+    InvalidRows,
+    TidewalError,
+    from_wire,
+    to_wire,
+)
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import MAX_TIMESTAMP
+from tidewal.runtime.rows.row_codec import encode_rows
 
 HUGE = (2**63 - 1, 2**63, 2**64 - 1, -(2**63))
 ODD: list[Any] = [None, True, 0, -1, 1.5, float("nan"), "", "id", "\x00", b"", b"\xff" * 9, [], [["id"]], {}, {"v": 1}]
@@ -46,26 +58,28 @@ def damaged(rng: random.Random, value: Any) -> Any:
     return anything(rng)
 
 
-def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    """For each method parameters that fit. Those that only a node may send are of channels that it does not have."""
+def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    """For each method parameters that fit. Those that only a node may send are of channels that it does not have; they
+    name `node`."""
     fresh = {"collection": "people", "consistency": "strong", "session_ts": 0, "staleness_ms": 5}
     query = {"v": 1, "kind": "query", "filter": "id > 1", "columns": ["id"], "order_by": [["id", True]], "limit": 3}
     search = {"v": 1, "kind": "search", "column": "at", "vector": b"\0" * 16, "metric": "L2", "top_k": 3}
     write = {"collection": "people", "id": collection.id, "schema_version": 1, "producer": "p", "pseq": 1, "digest": 1}
     write["deadline_s"] = 1.5
     wire, name = collection.to_wire(), {"collection": "people"}
+    to = {"to": node.node.incarnation, "channels": ["x"]}
     return {
         ("mixcoord", "create_collection"): {"schema": home.PEOPLE.to_wire(), "shards": 2},
         ("mixcoord", "drop_collection"): {"id": 99},
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
-        ("mixcoord", "renew"): {"node": "another", "checkpoints": {"x": b"x"}},
         ("mixcoord", "cut"): name,
         ("proxy", "write"): write,
         ("proxy", "flush"): name,
-        ("streamingnode", "flush"): {"id": 99},
-        ("streamingnode", "sync"): {"channels": ["x"]},
-        ("streamingnode", "announce_collection"): {"what": "drop", "collection": wire},
+        ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
+        ("streamingnode", "flush"): {"id": 99, **to},
+        ("streamingnode", "sync"): to,
+        ("streamingnode", "announce_collection"): {"what": "drop", "collection": wire, **to},
         ("proxy", "ready"): {},
         ("datanode", "compact"): name,
         ("datanode", "check"): name,
@@ -78,9 +92,16 @@ def questions(home: Any, collection: Any) -> dict[tuple[str, str], dict[str, Any
     }
 
 
+def part(collection: Any, records: list[list[Any]], number: int = 1) -> dict[str, Any]:
+    """The part number `number` of a door's writes, of these records; a door sends it with `to`, and their bodies."""
+    known = {"collection": collection.name, "id": collection.id, "schema_version": collection.schema.version}
+    counts = {"producer": "p", "pseq": number, "rows": 1, "digest": 1, "until": MAX_TIMESTAMP}
+    return {**known, **counts, "records": records, "place": ["door", number, 0]}
+
+
 async def test_every_method_is_asked_here(home) -> None:
     async with home.node() as node, node.client() as client:
-        known = questions(home, await client.create_collection(home.PEOPLE))
+        known = questions(home, await client.create_collection(home.PEOPLE), node)
         for kind in (MixCoord, StreamingNode, Proxy, DataNode, QueryNode):
             assert kind(node.node).handlers().keys() == {method for role, method in known if role == kind.role} - {
                 "search"
@@ -98,12 +119,14 @@ async def test_no_request_ends_a_role(home, seed: int) -> None:
         await client.insert("people", home.people(1, 2, 3))
         collection = await client.describe_collection("people")
         before = {status.name: status.restarts for status in node.system.status()}
-        for (role, method), right in questions(home, collection).items():
+        for (role, method), right in questions(home, collection, node).items():
             called = "query" if method == "search" else method
             for round in range(12):
                 params = damaged(rng, right) if round else right
                 while not isinstance(params, dict):
                     params = damaged(rng, right)
+                if "to" in right and params.get("to") != right["to"]:
+                    params = {**params, "to": right["to"]}  # nobody answers what is another's
                 body = rng.choice([b"", rng.randbytes(30), b"\x93\x01\x02\x03", b"\xc1"])
                 with suppress(TidewalError):
                     await client._rpc.call(role, called, params, body, deadline_s=1)
@@ -115,12 +138,13 @@ async def test_no_request_ends_a_role(home, seed: int) -> None:
 async def test_a_request_that_cannot_be_read_is_refused(home) -> None:
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
-        for role, method in questions(home, await client.describe_collection("people")):
+        for role, method in questions(home, await client.describe_collection("people"), node):
             if method in ("list_collections", "ready"):
                 continue
             called = "query" if method == "search" else method
             for params in ({}, {"collection": 5, "id": "x", "channels": None, "node": 1, "schema": [], "grants": 1}):
-                error = await home.error_of(client._rpc.call(role, called, params))
+                named = {**params, "to": node.node.incarnation}
+                error = await home.error_of(client._rpc.call(role, called, named))
                 assert isinstance(error, InvalidRequest), (role, method, error)
 
 
@@ -151,14 +175,55 @@ async def test_silly_calls_of_the_client_are_told_so(home) -> None:
             assert answer.table.column("id").to_pylist() == [3, 2, 1]
 
 
+async def test_a_part_of_a_write_that_is_not_whole_changes_nothing(home) -> None:
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE, shards=1)
+        [vchannel] = collection.vchannels
+        body = bytes(encode_rows(to_batch(home.people(1), home.PEOPLE, op="insert")))
+        whole = part(collection, [[pchannel_of(vchannel), vchannel, {}, len(body), collection.schema.version]])
+
+        async def append(params: dict[str, Any], body: bytes) -> Any:
+            named = {**params, "to": node.node.incarnation}
+            return (await client._rpc.call("streamingnode", "append", named, body)).values
+
+        size = len(body)
+        for records in (
+            [[pchannel_of(vchannel), vchannel, {}, size - 1, 1]],
+            [[pchannel_of(vchannel), vchannel, {}, size, 1], [pchannel_of(vchannel), vchannel, {}, 1, 1]],
+            [[pchannel_of(vchannel), vchannel, {}, str(size), 1]],
+            [[pchannel_of(vchannel), vchannel, [], size, 1]],
+            [[pchannel_of(vchannel), vchannel, {}, size]],
+            [pchannel_of(vchannel)],
+            5,
+        ):
+            error = await home.error_of(append({**whole, "records": records}, body))
+            assert isinstance(error, InvalidRequest), records
+        for place in (None, ["door", 1], ["door", "1", 0], [1, 1, 0], ["door", True, 0]):
+            assert isinstance(await home.error_of(append({**whole, "place": place}, body)), InvalidRequest), place
+        elsewhere = [["x", "x_1v0", {}, size, 1]]
+        assert isinstance(await home.error_of(append({**whole, "records": elsewhere}, body)), CollectionNotFound)
+        assert isinstance(await home.error_of(append({**whole, "id": 99}, body)), CollectionNotFound)
+        assert isinstance(await home.error_of(append({**whole, "schema_version": 2}, body)), InvalidRows)
+        late = await home.error_of(append({**whole, "until": 1}, body))
+        assert isinstance(late, DeadlineExceeded)
+        assert not late.fields["outcome_unknown"]
+        assert await client.count("people", consistency="strong") == 0
+        first = await append(whole, body)
+        assert (first["rows"], first["repeated"]) == (1, False)
+        assert await append(whole, body) == {**first, "repeated": True}
+        assert await client.count("people", consistency="strong") == 1
+
+
 @pytest.mark.slow
 async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) -> None:
-    async with home.people_client() as client:
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE)
         await client.insert("people", home.people(1))
-        wire = (await client.describe_collection("people")).to_wire()
+        named = {"collection": collection.to_wire(), "to": node.node.incarnation}
+        channels = [pchannel_of(vchannel) for vchannel in collection.vchannels]
         ends = (("datanode", "release"), ("querynode", "release"), ("streamingnode", "announce_collection"))
         for role, method in ends:
-            call = client._rpc.call(role, method, {"collection": wire, "what": "drop"})
+            call = client._rpc.call(role, method, {**named, "what": "drop", "channels": channels})
             assert isinstance(await home.error_of(call), InvalidRequest)
         assert await client.count("people", consistency="strong") == 1
 
