@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.actors.test_takeover import role_of
+from tests.actors.nodes import role_of
 from tidewal.actors.client import Client
 from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.names import pchannel_of

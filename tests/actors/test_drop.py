@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.actors.test_takeover import role_of
+from tests.actors.nodes import role_of
 from tidewal.actors.datanode import datanode, pipeline
 from tidewal.actors.datanode.current_table import CompactResult
 from tidewal.actors.streamingnode import StreamingNode

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.actors.test_takeover import role_of
+from tests.actors.nodes import role_of
 from tidewal.actors.datanode import pipeline
 from tidewal.actors.standalone import Standalone
 from tidewal.actors.streamingnode import streamingnode

@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from tests.actors.test_takeover import role_of
+from tests.actors.nodes import role_of
 from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
 from tidewal.actors.rows import to_batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.actors.test_takeover import role_of
+from tests.actors.nodes import role_of
 from tidewal.actors.local_owner import LocalOwner
 from tidewal.actors.proxy.write_lines import OVERHEAD_BYTES, ROOM_S, WriteLines
 from tidewal.actors.write_requests import SendAgain
