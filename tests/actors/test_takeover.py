@@ -1,241 +1,284 @@
-"""Several nodes on one log, where the log itself does not keep them apart: the newest has it, and nothing is lost."""
+"""Who gets the channels of a node that is gone, and when: nothing is acknowledged twice, and nobody waits for much
+longer than a lease."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.actors.conftest import PEOPLE, error_of, people
+from tests.actors.nodes import LEASE_S, NUMBERS, TAKEN_OVER_S, NodeProcess, Nodes, OneOwnerWal
 from tidewal.actors.client import Client
-from tidewal.actors.mixcoord import MixCoord
-from tidewal.actors.streamingnode import StreamingNode
-from tidewal.actors.streamingnode.granted_channels import GrantedChannels
+from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.log.record import Record, RecordType
-from tidewal.runtime.ownership.lease import LEASE_S
-from tidewal.runtime.testing.clock import MachineClock
-from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.rows.row_codec import encode_rows
+from tidewal.runtime.rpc.protocol import Reply
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
-
-class SharedMemory(MemoryWal):
-    """As on brokers: every process with the address may open it."""
-
-    capabilities = replace(MemoryWal.capabilities, one_node=False)
+STEPS_MS = [0, 3_600_000, -3_600_000, 10 * 86_400_000]
+AT_ONCE_S = 0.5
+REPEATED_S = 1.2  # until a client has asked again, whose door was the one that is gone
 
 
 @pytest.fixture
-def shared(home):
-    home.memory = SharedMemory
-    return home
+async def nodes(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[Nodes]:
+    """Nobody yet, on a log as brokers have it."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    yield nodes
+    await nodes.stop()
 
 
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
+@pytest.fixture
+async def embedded(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[Nodes]:
+    """Nobody yet, on a log that one process owns."""
+    nodes = Nodes(tmp_path, rng, OneOwnerWal)
+    yield nodes
+    await nodes.stop()
 
 
-class Writing:
-    """A task that inserts row after row."""
-
-    def __init__(self, home, client: Client, rng: random.Random) -> None:
-        self.written = 0
-        self.longest_s = 0.0
-        self._home, self._client, self._rng = home, client, rng
-
-    async def run(self) -> None:
-        while True:
-            began = now_s()
-            await self._client.insert("people", self._home.people(self.written + 1))
-            self.written += 1
-            self.longest_s = max(self.longest_s, now_s() - began)
-            await self._home.elapse(self._rng.uniform(0, 0.05))
+async def written(nodes: Nodes, *ids: int) -> None:
+    async with nodes.client() as client:
+        await client.insert("people", people(*ids), deadline_s=60)
 
 
-@contextlib.asynccontextmanager
-async def writing(home, rng: random.Random) -> AsyncIterator[Writing]:
-    wal = await home.wal()
-    async with Client(wal, prefix="by-dev", name="writing") as client:
-        writer = Writing(home, client, rng)
-        task = asyncio.ensure_future(writer.run())
-        yield writer
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    await wal.close()
+async def counted(nodes: Nodes) -> int:
+    async with nodes.client() as client:
+        return await client.count("people", consistency="strong", deadline_s=60)
 
 
-@pytest.mark.slow
-async def test_the_newest_of_many_nodes_has_the_log_and_no_row_is_lost_or_doubled(shared, rng) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        node = await stack.enter_async_context(shared.node(name="0"))
-        async with node.client() as client:
-            await client.create_collection(shared.PEOPLE, shards=3)
-        async with writing(shared, rng) as writer:
-            for name in ("1", "2", "3"):
-                await shared.elapse(rng.uniform(0, 4))
-                before, began = node, now_s()
-                node = await stack.enter_async_context(shared.node(name=name))
-                assert now_s() - began < 2, "a running node releases its channels at once"
-                error = await asyncio.wait_for(before.failed(), 1)
-                assert isinstance(error, Fenced)
-                assert f"{name}-" in error.message
-                assert not before.health().ok
-                await shared.elapse(1)
-                assert node.health().ok
-        assert writer.written > 20
-        assert writer.longest_s < 3
-        async with node.client() as client:
-            assert await client.count("people", consistency="strong") == writer.written
-            await client.flush("people")
-            assert (await client.compact("people"))["rows"] == writer.written
+async def first_row(nodes: Nodes, name: str = "first") -> None:
+    """Start a node, and write a row."""
+    await nodes.start(name)
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+    await written(nodes, 1)
+
+
+async def owned_by(nodes: Nodes, *names: str) -> float:
+    """Wait until these nodes own all channels, and return when."""
+    async with asyncio.timeout(60):
+        while set(nodes.owners().values()) != set(names):  # noqa: ASYNC110 -- the catalogs are those of other processes
+            await asyncio.sleep(0.01)
+    return nodes.now_s()
+
+
+def lease_ends_s(each: NodeProcess) -> float:
+    """Up to when a node may acknowledge and promise, as it knows itself."""
+    return each.node.node.cluster._membership._lease._ends_s
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step_ms", [0, 3_600_000, -3_600_000, 10 * 86_400_000])
-@pytest.mark.parametrize("away_s", [0, 7, 2 * LEASE_S + 1])
-async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(
-    shared, monkeypatch, away_s, step_ms
-) -> None:
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+@pytest.mark.parametrize("away_s", [0, 1, 7])
+async def test_a_node_that_was_killed_is_waited_for_as_long_as_it_might_live(nodes: Nodes, away_s, step_ms) -> None:
     """How long ago that was no clock can tell: that of the new node may be ahead."""
-
-    async def killed(*_: object) -> None:
-        """It gives nothing back."""
-
-    with monkeypatch.context() as patch:
-        patch.setattr(GrantedChannels, "release", killed)
-        async with shared.people_client() as client:
-            await client.insert("people", shared.people(1))
-    await shared.elapse(away_s)
-    began, clock = now_s(), MachineClock(asyncio.get_running_loop().clock)
-    clock.jump_wall(step_ms)
-    async with shared.client(name="second", clock=clock) as client:
-        await client.insert("people", shared.people(2))
-        assert now_s() - began == pytest.approx(LEASE_S, abs=0.5)
-        assert await client.count("people", consistency="strong") == 2
-
-
-class Partitioned(SharedMemory):
-    """A log whose readers of the catalog can be cut off: the process learns of nothing, and still writes."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.connected = asyncio.Event()
-        self.connected.set()
-
-    async def read(self, channel, start):
-        async with contextlib.aclosing(super().read(channel, start)) as batches:
-            async for entries in batches:
-                if channel.endswith("collection_schema"):
-                    await self.connected.wait()
-                yield entries
+    await first_row(nodes)
+    await asyncio.sleep(nodes.rng.uniform(0, 2))
+    dead = await nodes.kill("first")
+    await asyncio.sleep(away_s)
+    began_s = nodes.now_s()
+    second = await nodes.start("second", ahead_ms=step_ms)
+    writing = asyncio.create_task(written(nodes, 2))
+    owned_s = await owned_by(nodes, "second")
+    assert owned_s > lease_ends_s(dead)
+    assert LEASE_S <= owned_s - began_s < TAKEN_OVER_S
+    await writing
+    assert nodes.now_s() - owned_s < REPEATED_S
+    assert await counted(nodes) == 2
+    assert second.error is None
 
 
-def role_of(node, name: str):
-    """The role of a running node."""
-    return next(cell for cell in node.system._cells.values() if cell.name == name)._life.actor
+@pytest.mark.slow
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+@pytest.mark.parametrize("others", [1, 2])
+async def test_those_that_know_a_killed_node_count_from_when_they_last_heard_of_it(
+    nodes: Nodes, others, step_ms
+) -> None:
+    await first_row(nodes)
+    for number in range(others):
+        await nodes.start(f"other{number}", ahead_ms=step_ms)
+    await asyncio.sleep(nodes.rng.uniform(4, 6))
+    assert set(nodes.owners().values()) == {"first"}
+    began_s, dead = nodes.now_s(), await nodes.kill("first")
+    writing = asyncio.create_task(written(nodes, *range(2, 20)))
+    owned_s = await owned_by(nodes, *nodes.running)
+    assert lease_ends_s(dead) < owned_s < began_s + TAKEN_OVER_S
+    await writing
+    assert nodes.now_s() - owned_s < REPEATED_S
+    assert await counted(nodes) == 19
+
+
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+async def test_where_one_process_owns_the_log_the_next_one_waits_for_nobody(embedded: Nodes, step_ms) -> None:
+    await first_row(embedded)
+    await embedded.kill("first")
+    began_s = embedded.now_s()
+    await embedded.start("second", ahead_ms=step_ms)
+    await written(embedded, 2)
+    assert embedded.now_s() - began_s < AT_ONCE_S
+    assert await counted(embedded) == 2
+
+
+async def test_a_node_that_has_ended_is_not_waited_for(nodes: Nodes) -> None:
+    await first_row(nodes)
+    await nodes.end("first")
+    began_s = nodes.now_s()
+    await nodes.start("second")
+    await written(nodes, 2)
+    assert nodes.now_s() - began_s < AT_ONCE_S
+    assert await counted(nodes) == 2
+
+
+# ---- cut off --------------------------------------------------------------------------------------------------------
+
+
+async def write_through(each: NodeProcess, client: Client, id: int) -> Reply:
+    """Ask this very node to write a row."""
+    people = await client.describe_collection("people")
+    known = {"collection": "people", "id": people.id, "schema_version": people.schema.version}
+    known["to"] = each.node.node.incarnation
+    rows = bytes(encode_rows(to_batch([{"id": id}], PEOPLE, op="insert")))
+    return await client._rpc.call("proxy", "write", {**known, "producer": "p", "pseq": id}, rows, deadline_s=10)
+
+
+async def read_through(each: NodeProcess, client: Client) -> Reply:
+    """Ask this very node how many rows there are now."""
+    fresh = {"collection": "people", "consistency": "strong", "session_ts": 0, "to": each.node.node.incarnation}
+    return await client._rpc.call("querynode", "stats", fresh, deadline_s=10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("newer_ms", [0, 3_600_000], ids=["", "the newer is ahead"])
-@pytest.mark.parametrize("step_ms", [0, -3_600_000, 3_600_000, 10 * 86_400_000])
-async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_lease(shared, step_ms, newer_ms) -> None:
-    shared.memory = Partitioned
-    clocks = [MachineClock(asyncio.get_running_loop().clock) for _ in range(2)]
-    async with contextlib.AsyncExitStack() as stack:
-        older = await stack.enter_async_context(shared.node(name="older", clock=clocks[0]))
-        async with older.client() as client:
-            await client.create_collection(shared.PEOPLE, shards=1)
-        clocks[0].jump_wall(step_ms)
-        clocks[1].jump_wall(newer_ms)
-        await shared.elapse(8)  # renewals go on
-        older.node.wal.connected.clear()
-        began = now_s()
-        newer = await stack.enter_async_context(shared.node(name="newer", clock=clocks[1]))
-        assert newer.node.local_owner.owns_all
-        assert LEASE_S - 0.5 < now_s() - began < LEASE_S + 0.5
-        owner = role_of(older, "streamingnode")._owner
-        (channel,) = owner.channels
-        with pytest.raises(Unavailable, match="lease"):
-            await owner.sync()
-        with pytest.raises((TidewalError, TimeoutError)):
-            await asyncio.wait_for(owner.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
-        async with newer.client() as client:  # the older one hears the questions, too, and can answer none
-            for _ in range(5):
-                await client.insert("people", shared.people(1))
-                assert await client.count("people", consistency="strong") == 1
-                await shared.elapse(0.3)
-        older.node.wal.connected.set()
-        assert isinstance(await asyncio.wait_for(older.failed(), 10), Fenced)
-
-
-async def test_time_that_a_machine_was_suspended_counts_for_the_lease(shared) -> None:
-    clock = asyncio.get_running_loop().clock
-    async with shared.node() as node, node.client() as client:
-        await client.create_collection(shared.PEOPLE)
-        owner = role_of(node, "streamingnode")._owner
-        await owner.sync()
-        clock.suspend(LEASE_S + 1)
-        with pytest.raises(Unavailable, match="lease"):
-            await owner.sync()
-        await shared.elapse(4)  # the lease is renewed
-        await client.insert("people", shared.people(1))
-        assert await client.count("people", consistency="strong") == 1
-
-
-async def test_a_node_that_has_ended_is_not_waited_for(shared) -> None:
-    async with shared.people_client() as client:
-        await client.insert("people", shared.people(1))
-    began = now_s()
-    async with shared.client(name="second") as client:
-        await client.insert("people", shared.people(2))
-        assert now_s() - began < 1
-
-
-async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_the_log_back(shared, monkeypatch) -> None:
-    end = MixCoord._end_when_superseded
-    crashes = ["once"]
-
-    async def crash_first(self) -> None:
-        while not self.superseded:
-            await self.catalog.changed()
-        if crashes:
-            raise RuntimeError(crashes.pop())
-        await end(self)
-
-    monkeypatch.setattr(MixCoord, "_end_when_superseded", crash_first)
-    async with shared.node(name="first") as first:
-        async with first.client() as client:
-            await client.create_collection(shared.PEOPLE)
-        async with shared.node(name="second") as second, second.client() as client:
-            assert isinstance(await first.failed(), Fenced)
-            await shared.elapse(5)
-            assert not crashes
-            assert not first.system.status()
-            await client.insert("people", shared.people(1))
-            assert not second.system.failed
-
-
-async def test_an_owner_that_is_refused_before_it_has_read_of_the_new_leader_ends_without_a_crash(
-    shared, monkeypatch, caplog
+@pytest.mark.parametrize("step_ms", STEPS_MS)
+async def test_an_owner_whose_clock_was_set_acknowledges_nothing_behind_its_lease(
+    nodes: Nodes, step_ms, newer_ms, caplog
 ) -> None:
-    end = StreamingNode._end_when_superseded
-
-    async def end_late(self) -> None:
-        while not self.superseded:
-            await self.catalog.changed()
-        self.stalled(self._owner.channels)  # as after an append whose outcome it does not know
-        await shared.elapse(0.5)
-        await end(self)
-
-    monkeypatch.setattr(StreamingNode, "_end_when_superseded", end_late)
-    async with shared.node(name="first") as first:
-        async with first.client() as client:
-            await client.create_collection(shared.PEOPLE)
-        async with shared.node(name="second"):
-            assert isinstance(await first.failed(), Fenced)
+    """It learns of nothing, and still hears its clients and writes to its channels."""
+    await first_row(nodes, "older")
+    older = nodes.running["older"]
+    await nodes.start("newer", ahead_ms=newer_ms)
+    older.clock.jump_wall(step_ms)
+    await asyncio.sleep(8)  # renewals go on
+    async with nodes.client() as client:
+        await write_through(older, client, 2)
+        assert (await read_through(older, client)).values["rows"] == 2
+    nodes.cut_off("older")
+    nodes.running.pop("older")
+    began_s = nodes.now_s()
+    assert lease_ends_s(older) < await owned_by(nodes, "newer") < began_s + TAKEN_OVER_S
+    owner = older.role("streamingnode")._owner
+    channel = next(iter(owner.channels))
+    with pytest.raises(Unavailable, match="lease"):
+        await owner.sync()
+    with pytest.raises((TidewalError, TimeoutError)):
+        await asyncio.wait_for(owner.append([(channel, Record(RecordType.FLUSH, vchannel=channel))]), 60)
+    async with nodes.client() as client:
+        assert isinstance(await error_of(write_through(older, client, 1_000)), TidewalError)
+        assert isinstance(await error_of(read_through(older, client)), TidewalError)
+    for id in range(3, 12):  # each by another client: nodes divide them
+        await written(nodes, id)
+        assert await counted(nodes) == id
+        await asyncio.sleep(0.3)
+    nodes.reconnect(older)
+    await asyncio.wait_for(older.ended.wait(), 10)
+    assert isinstance(older.error, Fenced)
     assert "crashed" not in caplog.text
+    assert await counted(nodes) == 11
+
+
+@pytest.mark.slow
+async def test_a_node_that_is_cut_off_for_less_than_its_lease_keeps_what_it_has(nodes: Nodes) -> None:
+    await first_row(nodes)
+    await nodes.start("other")
+    for _ in range(3):
+        await asyncio.sleep(3)
+        first = nodes.cut_off("first")
+        await asyncio.sleep(LEASE_S - 1.2)  # the last renewal is up to 1 s old
+        nodes.reconnect(first)
+        await written(nodes, 2)
+    assert set(nodes.owners().values()) == {"first"}
+    assert first.error is None
+
+
+@pytest.mark.slow
+async def test_a_node_that_hears_and_cannot_be_heard_ends_when_it_reads_that_it_was_given_up(nodes: Nodes) -> None:
+    await first_row(nodes)
+    await nodes.start("other")
+    await asyncio.sleep(5)
+    first = nodes.cut_off("first", deaf=False)
+    nodes.running.pop("first")
+    await asyncio.wait_for(first.ended.wait(), 3 * TAKEN_OVER_S + 10)
+    assert isinstance(first.error, Fenced)
+    await written(nodes, 2)
+    assert await counted(nodes) == 2
+
+
+async def test_time_that_a_machine_was_suspended_counts_for_the_lease(nodes: Nodes) -> None:
+    await first_row(nodes)
+    first = nodes.running["first"]
+    owner = first.role("streamingnode")._owner
+    await owner.sync()
+    nodes.loop.clock.suspend(LEASE_S + 1)
+    with pytest.raises(Unavailable, match="lease"):
+        await owner.sync()
+    await asyncio.sleep(2)  # the lease is renewed: there is nobody else
+    await written(nodes, 2)
+    assert await counted(nodes) == 2
+    assert first.error is None
+
+
+# ---- the coordinator ------------------------------------------------------------------------------------------------
+
+
+def term(nodes: Nodes, name: str) -> tuple[str, int]:
+    """Who leads, and under which term, as this node knows it."""
+    leader = nodes.running[name].role("mixcoord").catalog.leader
+    return leader.node, leader.term
+
+
+@pytest.mark.slow
+async def test_a_coordinator_that_restarts_under_another_leader_does_not_take_the_lead(nodes: Nodes) -> None:
+    await first_row(nodes)
+    await nodes.start("second")
+    before, owners = term(nodes, "first"), nodes.owners()
+    nodes.running["second"].role("mixcoord").crash(RuntimeError("a bug"))
+    await asyncio.sleep(2 * TAKEN_OVER_S)
+    restarts = {status.name: status.restarts for status in nodes.running["second"].node.system.status()}
+    assert restarts["mixcoord"] == 1
+    assert term(nodes, "first") == term(nodes, "second") == before
+    await nodes.kill("first")
+    await asyncio.sleep(2 * TAKEN_OVER_S)
+    after = term(nodes, "second")
+    assert after[1] > before[1]
+    await nodes.start("first")
+    await asyncio.sleep(2 * TAKEN_OVER_S)
+    assert term(nodes, "first") == term(nodes, "second") == after
+    assert set(nodes.owners().values()) == {"second"} != set(owners.values())
+    await written(nodes, 2)
+    assert await counted(nodes) == 2
+
+
+@pytest.mark.slow
+async def test_a_leader_whose_coordinator_crashes_leads_on_and_keeps_its_channels(nodes: Nodes) -> None:
+    await first_row(nodes)
+    await nodes.start("second")
+    owners, lead = nodes.owners(), nodes.leader()
+    for number in range(3):
+        nodes.running[lead].role("mixcoord").crash(RuntimeError("a bug"))
+        async with nodes.client() as client:
+            await client.create_collection(PEOPLE if number else NUMBERS, deadline_s=60)
+        await written(nodes, number + 2)
+    assert nodes.leader() == lead
+    assert owners.items() <= nodes.owners().items()
+    assert await counted(nodes) == 4
+    assert all(each.error is None for each in nodes.running.values())
