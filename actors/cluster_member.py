@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import xxhash
@@ -19,7 +20,7 @@ from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.state import ClusterState, NodeMember
 from ..runtime.config.settings import ClusterSettings
-from ..runtime.errors import Fenced, PreconditionFailed, TidewalError
+from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
 from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
 
@@ -78,16 +79,32 @@ class ClusterMember:
         )
         self._beat: HeartbeatCallback | None = None
 
-    async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float]) -> None:
-        """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. Raises
-        `WrongCluster`, and what ends following the log."""
+    async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "") -> None:
+        """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. `tables` is
+        the id of the store of the tables that the process uses. Raises `WrongCluster`, and what ends following the
+        log."""
+        self._membership.member = replace(self._membership.member, tables=tables)
         await self.log.open()
         await found_or_check(self.log, self._settings.id, self._settings.secret.get_secret_value())
         await self._bury()
         await self._membership.join()
+        await self._check_tables()
         self._lag_s = loop_lag_s
         self._beat = heartbeat.every(self._renew_s, self._membership.renew, "the lease")
         _log.info("%s is a member of the cluster, as %s", self.incarnation, ", ".join(sorted(self.roles)))
+
+    async def _check_tables(self) -> None:
+        """Leave again where another member has other tables before it: what one stores the other would miss."""
+        own = self._membership.member.tables
+        others = [each for each in self.state.members.values() if own and each.tables not in ("", own)]
+        if others:
+            await self._membership.leave()
+            raise WrongCluster(
+                f"the tables of this node are not those of {others[0].name} ({others[0].host}): all nodes of a log "
+                "keep them in one directory; start it with that one (--data)",
+                key="data",
+                found=others[0].tables,
+            )
 
     async def _bury(self) -> None:
         """Let those leave that are known to be dead: the predecessor; and owners that had the log open before, or this

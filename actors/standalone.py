@@ -73,7 +73,8 @@ class Standalone:
     node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
     whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
 
-    Entering it raises `DirectoryUnwritable`, `Unavailable` where `metrics.port` is in use (before any role starts, so
+    Entering it raises `WrongCluster` where the settings or the tables are not those of the log's other nodes,
+    `DirectoryUnwritable`, `Unavailable` where `metrics.port` is in use (before any role starts, so
     that it displaces no other node), and the error of a role that has failed before the node was ready.
     """
 
@@ -131,7 +132,9 @@ class Standalone:
             )
             self._system = await stack.enter_async_context(system)
             actor_metrics.watch([role.role for role in self._roles], system.status, lambda: system.loop_lag_s)
-            await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s)
+            reads_tables = not {DataNode, QueryNode}.isdisjoint(self._roles)
+            tables = self.node.tables.identity() if reads_tables else ""
+            await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables)
             for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
             await self._ready()

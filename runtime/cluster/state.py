@@ -17,7 +17,7 @@ reader alike, its author included, and so is a second registration. The kinds:
     leave     incarnation                   the member relies on nothing any more
 
 `number` is the author's own count of its registrations and renewals, by which it knows them when it reads them back.
-Records of earlier versions have no `host`, `since_ms` and `draining`, and their logs no `found`.
+Records of earlier versions have no `host`, `since_ms`, `draining` and `tables`, and their logs no `found`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class NodeMember:
     host: str = ""
     since_ms: int = 0
     draining: bool = False
+    tables: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as msgpack has them."""
@@ -88,6 +89,7 @@ class NodeMember:
             "host": self.host,
             "since_ms": self.since_ms,
             "draining": self.draining,
+            "tables": self.tables,
         }
 
     @classmethod
@@ -108,6 +110,7 @@ class NodeMember:
             typed(wire.get("host", ""), str),
             typed(wire.get("since_ms", 0), int),
             typed(wire.get("draining", False), bool),
+            typed(wire.get("tables", ""), str),
         )
 
 

@@ -9,8 +9,10 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -22,6 +24,7 @@ from .table_store import CURRENT, LOG, CreatedFile, StoreUri, TableLocation, Tab
 # Readable by the node's user only, as the log is.
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
+IDENTITY_FILE = ".store"
 
 
 class LocalTableLocation(TableLocation):
@@ -98,6 +101,19 @@ class LocalTableStore(TableStore):
             raise DirectoryUnwritable(f"{self} cannot be created: {error.strerror}", path=str(self)) from error
         if not writable:
             raise DirectoryUnwritable(f"{self} cannot be written; check its permissions", path=str(self))
+
+    def identity(self) -> str:
+        path = self._folder / IDENTITY_FILE
+        made = path.with_name(f".{uuid4().hex}")
+        try:
+            if not path.exists():
+                made.write_text(uuid4().hex)
+                with suppress(FileExistsError):  # of another node, which came first
+                    path.hardlink_to(made)
+                made.unlink()
+            return path.read_text()
+        except OSError as error:
+            raise DirectoryUnwritable(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
 
     def tables(self) -> list[TableLocation]:
         if not self.exists():

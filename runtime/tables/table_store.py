@@ -116,6 +116,11 @@ class TableStore(ABC):
         `DirectoryUnwritable` (`path`)."""
 
     @abstractmethod
+    def identity(self) -> str:
+        """The id of the store, which it gets here where it has none: two nodes that find the same one have the same
+        tables before them. Raises `DirectoryUnwritable` (`path`)."""
+
+    @abstractmethod
     def tables(self) -> list[TableLocation]:
         """The places at which tables are or were begun, sorted by collection, `LOG` before `CURRENT`. None where the
         store is not there."""

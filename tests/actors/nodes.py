@@ -14,6 +14,8 @@ from typing import Any
 from tests.actors.conftest import PEOPLE, in_place
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import ROLE_NAMES, Standalone
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import MachineClock, VirtualLoop
 from tidewal.runtime.testing.faults import FaultPlan
@@ -72,6 +74,8 @@ class Nodes:
         self.log = MemoryLog()
         self.loop, self.rng, self._wal, self._directory = loop, rng, wal, directory
         self.running: dict[str, NodeProcess] = {}
+        self.settings: dict[str, Settings] = {}  # by node
+        self.tables: dict[str, str] = {}  # by node: where it has its tables, unless where all have them
         self._faults = LogFaults(rng)
         self._all: list[NodeProcess] = []
         self._clients = itertools.count()
@@ -100,10 +104,11 @@ class Nodes:
 
     async def _run(self, each: NodeProcess, roles: Sequence[str], predecessor: str) -> None:
         wal = self._wal(self.log, FaultPlan(1), each.process, self._faults, each.cut, each.deaf)
-        options = {"clock": each.clock, "threads": False, "blocking": in_place, "name": each.name}
-        options["predecessor"] = predecessor
+        options: dict[str, Any] = {"clock": each.clock, "threads": False, "blocking": in_place, "name": each.name}
+        options |= {"predecessor": predecessor, "settings": self.settings.get(each.name)}
+        tables = self._directory / self.tables.get(each.name, "tables")
         try:
-            async with Standalone(wal, self._directory / "tables", roles=roles, **options) as node:
+            async with Standalone(wal, tables, roles=roles, **options) as node:
                 each.started = node
                 each.ready.set()
                 failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(each.leaving.wait())
@@ -111,6 +116,8 @@ class Nodes:
                 leaving.cancel()
                 each.error = failed.result() if failed.done() else None
                 failed.cancel()
+        except TidewalError as error:  # it has not started
+            each.error = error
         finally:
             each.ended.set()
 

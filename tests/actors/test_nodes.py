@@ -12,7 +12,8 @@ import pytest
 
 from tests.actors.conftest import PEOPLE
 from tests.actors.nodes import LEASE_S, NUMBERS, TAKEN_OVER_S, Nodes, OneOwnerWal, Traffic
-from tidewal.runtime.errors import Fenced
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import Fenced, WrongCluster
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
@@ -182,3 +183,27 @@ async def test_random_kills_stops_and_starts_lose_and_double_nothing(three: Node
     assert traffic.acknowledged > 100
     assert traffic.questions > 10
     await traffic.check()
+
+
+# ---- nodes that do not belong ---------------------------------------------------------------------------------------
+
+
+async def test_a_node_with_other_tables_is_refused_and_disturbs_nobody(three: Nodes) -> None:
+    three.tables["d"] = "others"
+    stranger = await three.start("d", wait=False)
+    await asyncio.wait_for(stranger.ended.wait(), 30)
+    assert isinstance(stranger.error, WrongCluster)
+    assert "the tables of this node are not those of a" in stranger.error.message
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=3)
+        await client.insert("people", [{"id": 1, "name": "x", "height": 1.0}])
+        assert await client.count("people", consistency="strong") == 1
+    assert set(three.owners().values()) == set("abc")
+
+
+async def test_a_node_without_the_secret_of_the_cluster_is_refused(three: Nodes) -> None:
+    three.settings["d"] = Settings.model_validate({"cluster": {"secret": "another"}})
+    stranger = await three.start("d", wait=False)
+    await asyncio.wait_for(stranger.ended.wait(), 30)
+    assert isinstance(stranger.error, WrongCluster)
+    assert stranger.error.key == "cluster.secret"

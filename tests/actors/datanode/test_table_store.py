@@ -23,7 +23,7 @@ from tidewal.actors.datanode.log_reader import read_current_at
 from tidewal.actors.datanode.log_table import CHECKPOINT_EVERY_COMMITS, LogTable
 from tidewal.actors.datanode.table_check import check_tables
 from tidewal.actors.datanode.wal_identity import wal_of
-from tidewal.runtime.errors import ConfigError, CorruptLog
+from tidewal.runtime.errors import ConfigError, CorruptLog, DirectoryUnwritable
 from tidewal.runtime.tables.digests import digest_in, digest_of
 from tidewal.runtime.tables.table_metadata import commit_name
 from tidewal.runtime.tables.table_store import (
@@ -101,6 +101,9 @@ class ObjectStore(TableStore):
 
     def prepare(self) -> None:
         """Nothing to do."""
+
+    def identity(self) -> str:
+        return self._bucket
 
     def tables(self) -> list[TableLocation]:
         keys = [info.path for info in self._store.get_file_info(fs.FileSelector("", recursive=True))]
@@ -274,3 +277,18 @@ def test_only_the_store_knows_the_file_system() -> None:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 assert not FILE_SYSTEM & {name.partition(".")[0] for name in names}, module
+
+
+def test_a_store_gets_one_id_whoever_asks_first_and_keeps_it(tmp_path: Path):
+    one, other = (open_tables(tmp_path / name) for name in ("one", "other"))
+    for store in (one, other):
+        store.prepare()
+    assert one.identity() == one.identity() == open_tables(tmp_path / "one").identity() != other.identity()
+    assert one.tables() == []
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [".store"]
+
+
+def test_a_store_that_cannot_be_written_gets_no_id(tmp_path: Path):
+    (tmp_path / "tables").write_text("")
+    with pytest.raises(DirectoryUnwritable):
+        open_tables(tmp_path / "tables").identity()
