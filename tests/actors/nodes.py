@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,14 @@ class Nodes:
         each.cut.clear()
         each.deaf.clear()
         self._faults.release()
+
+    def stall(self, channels: Iterable[str]) -> None:
+        """Let these channels take no appends until they `go_on`."""
+        self._faults.stalled.update(channels)
+
+    def go_on(self, channels: Iterable[str]) -> None:
+        for channel in channels:
+            self._faults.go_on(channel)
 
     @contextlib.asynccontextmanager
     async def client(self, name: str = "client") -> AsyncIterator[Client]:

@@ -214,6 +214,18 @@ async def test_a_part_of_a_write_that_is_not_whole_changes_nothing(home) -> None
         assert await client.count("people", consistency="strong") == 1
 
 
+async def test_a_part_of_a_write_has_records_with_all_of_its_bytes_and_no_others(home) -> None:
+    async with home.node() as node, node.client() as client:
+        collection = await client.create_collection(home.PEOPLE, shards=1)
+        [vchannel] = collection.vchannels
+        channel, named = pchannel_of(vchannel), {"to": node.node.incarnation}
+        body = bytes(encode_rows(to_batch(home.people(1), home.PEOPLE, op="insert")))
+        for number, sizes in enumerate(([], [len(body) + 1, -1], [-1, len(body) + 1])):
+            records = [[channel, vchannel, {}, size, 1] for size in sizes]
+            call = client._rpc.call("streamingnode", "append", {**part(collection, records, number + 1), **named}, body)
+            assert isinstance(await home.error_of(call), InvalidRequest), sizes
+
+
 @pytest.mark.slow
 async def test_a_ready_collection_is_not_released_nor_announced_as_gone(home) -> None:
     async with home.node() as node, node.client() as client:

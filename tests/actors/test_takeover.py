@@ -4,6 +4,7 @@ longer than a lease."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +15,14 @@ from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import LEASE_S, NUMBERS, TAKEN_OVER_S, NodeProcess, Nodes, OneOwnerWal
 from tidewal.actors.client import Client
 from tidewal.actors.rows import to_batch
+from tidewal.runtime.catalog.catalog_log import CatalogLog
+from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
+from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.rpc.protocol import Reply
+from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -282,3 +287,41 @@ async def test_a_leader_whose_coordinator_crashes_leads_on_and_keeps_its_channel
     assert owners.items() <= nodes.owners().items()
     assert await counted(nodes) == 4
     assert all(each.error is None for each in nodes.running.values())
+
+
+# ---- in good order --------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_that_ends_leaves_its_channels_to_nobody(nodes: Nodes) -> None:
+    """While it ends it still leads, and must not grant itself what it has just given back."""
+    await first_row(nodes)
+    await nodes.end("first")
+    catalog = CatalogLog(MemoryWal(nodes.log), Names(), HybridClock(nodes.loop.clock))
+    await catalog.open()
+    channels = {(state.owner, state.term) for state in catalog.catalog.channels.values()}
+    await catalog.close()
+    assert channels == {("", 1)}
+
+
+@pytest.mark.slow
+async def test_a_client_does_not_learn_that_its_door_ends(nodes: Nodes) -> None:
+    """Whatever its door has begun and cannot answer any more, another one answers."""
+    await first_row(nodes)
+    second = await nodes.start("second")
+    channels = set(nodes.owners())
+    async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(nodes.client()) for _ in range(8)]
+        for client in clients:
+            await client.describe_collection("people")
+        nodes.stall(channels)
+        writing = [
+            tasks.create_task(client.insert("people", people(number), deadline_s=60))
+            for number, client in enumerate(clients, 2)
+        ]
+        await asyncio.sleep(0.1)
+        ending = tasks.create_task(nodes.end("second"))  # which owns nothing, and is the door of some
+        await asyncio.sleep(20)
+        nodes.go_on(channels)
+        await asyncio.gather(ending, *writing)
+    assert second.error is None
+    assert await counted(nodes) == 9
