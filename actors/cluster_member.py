@@ -115,13 +115,12 @@ class ClusterMember:
                 await self.log.propose({"kind": "leave", "incarnation": incarnation})
 
     async def drain(self) -> None:
-        """Let the others answer what comes from now on, as far as there are any."""
-        if len(self.state.members) > 1:
-            try:
-                async with asyncio.timeout(DRAIN_S):
-                    await self._membership.drain()
-            except (TidewalError, TimeoutError) as error:
-                _log.warning("%s ends without having said so: %s", self.incarnation, error)
+        """Let the others answer what comes from now on, as far as there are any, and be granted nothing more."""
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._membership.drain()
+        except (TidewalError, TimeoutError) as error:
+            _log.warning("%s ends without having said so: %s", self.incarnation, error)
 
     async def close(self) -> None:
         """End the membership: nothing may rest on it any more."""

@@ -56,8 +56,8 @@ def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
     """The part in a request. Raises `ValueError` or `LookupError` where the body is not that of its records."""
     described = cast("Sequence[tuple[str, str, Tags, int, int]]", params["records"])
     ends = list(accumulate(size for _, _, _, size, _ in described))
-    if ends[-1:] not in ([], [len(body)]):
-        raise ValueError(f"{len(body)} bytes, where the records have {ends[-1]}")
+    if min((size for _, _, _, size, _ in described), default=0) < 0 or (ends or [0])[-1] != len(body):
+        raise ValueError(f"{len(body)} bytes, and records of {[size for _, _, _, size, _ in described]}")
     view = memoryview(body)
     records = [
         (

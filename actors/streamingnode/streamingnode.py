@@ -80,7 +80,7 @@ class StreamingNode(Role):
 
     def answers(self, request: Request) -> bool:
         """What is asked of an owner names it."""
-        return False
+        return request.method == "status" and super().answers(request)
 
     async def prepare(self) -> None:
         node = self.node

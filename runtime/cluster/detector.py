@@ -22,6 +22,7 @@ from .membership import RENEW_S, NodeMembership
 from .state import LEFT, REPLACED, ClusterState
 
 MARGIN = 0.1  # of the stated duration
+EARLY = 0.05  # of it: silence is known in steps of renewals, and one that lacks some ms would cost another step
 OWN_GAPS = 2.5  # more of `renew_s` than this between two own records read back, and the time between does not count
 
 
@@ -71,7 +72,7 @@ class SilenceDetector:
             incarnation
             for incarnation, member in self._log.cluster.members.items()
             if incarnation != self._membership.member.incarnation
-            and self._silence_s(incarnation) >= member.lease_ms / 1000 + longer_s
+            and self._silence_s(incarnation) >= member.lease_ms / 1000 * (1 - EARLY) + longer_s
         }
 
     def is_over(self, incarnation: str) -> bool:

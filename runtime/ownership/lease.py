@@ -12,9 +12,8 @@ class Lease:
     """Holds for `lease_s` seconds after the moment at which its last renewal was *asked for*, by a clock that never
     goes back and counts the time that a machine is suspended. The wall clock does not matter.
 
-    The leader that grants a renewal stores it in the log after it was asked for, and a successor counts `lease_s` from
-    its own claim, behind which no renewal counts. So this lease is over when the successor begins, whatever either wall
-    clock says."""
+    A renewal counts once it was read back from the log, with nothing before it there that ends the lease. Whoever may
+    take what rests on the lease counts from a later moment: from when it read that renewal itself."""
 
     def __init__(self, clock: Clock, lease_s: float = LEASE_S) -> None:
         self._clock = clock

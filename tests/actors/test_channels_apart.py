@@ -56,12 +56,13 @@ async def test_questions_of_other_processes_wait_for_no_channel_but_their_own(ho
         await home.elapse(1)
         wal = await home.wal()
         async with Client(wal, prefix="by-dev", name="another") as other:
-            channels = [pchannel_of(name) for name in points.vchannels]
-            synced = await other._rpc.call("streamingnode", "sync", {"channels": channels}, deadline_s=1)
+            channels, to = [pchannel_of(name) for name in points.vchannels], {"to": node.node.incarnation}
+            synced = await other._rpc.call("streamingnode", "sync", {"channels": channels, **to}, deadline_s=1)
             assert synced.values["channels"].keys() == set(channels)
-            await other._rpc.call("streamingnode", "flush", {"id": points.id}, deadline_s=5)
+            asked = {"id": points.id, "channels": channels, **to}
+            await other._rpc.call("streamingnode", "flush", asked, deadline_s=5)
             with pytest.raises(Unavailable):
-                await other._rpc.call("streamingnode", "sync", {"channels": ["unknown"]}, deadline_s=1)
+                await other._rpc.call("streamingnode", "sync", {"channels": ["unknown"], **to}, deadline_s=1)
         await wal.close()
         assert not writing.done()
         plan.rates = Rates()

@@ -67,7 +67,7 @@ async def test_each_role_may_have_a_process_of_its_own(split: Nodes) -> None:
 async def test_a_process_with_one_role_that_is_killed_is_missed_until_it_is_back(split: Nodes, name: str) -> None:
     traffic = Traffic(split)
     async with traffic.running():
-        for _ in range(3):
+        for _ in range(2):
             await asyncio.sleep(split.rng.uniform(0.5, 4))
             await split.kill(name)
             await asyncio.sleep(split.rng.uniform(0, 5))
@@ -162,7 +162,7 @@ async def test_a_node_that_was_stopped_for_longer_than_its_lease_acknowledges_no
 async def test_random_kills_stops_and_starts_lose_and_double_nothing(three: Nodes) -> None:
     traffic, rng = Traffic(three), three.rng
     async with traffic.running():
-        for _ in range(8):
+        for _ in range(5):
             await asyncio.sleep(rng.uniform(0, 6))
             name = rng.choice(sorted(three.running))
             match rng.choice(["kill", "pause", "end"]):

@@ -36,6 +36,7 @@ def view(
         long_silent or set(),
         (over or set()).__contains__,
         WALL_MS,
+        LEASE_MS,
     )
 
 
