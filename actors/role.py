@@ -44,8 +44,9 @@ class Role(Actor[Never, Never, RequestPack]):
         self.dead_letters: DeadLetters = DeadLetters(
             node.wal, node.clock, node.names.dead_letters, on_counted=self._count_bad
         )
-        # each start has a name of its own, so that nothing of an earlier one is taken for its own
-        name = f"{node.name}-{self.role}-{node.clock.now():x}"
+        # Each start has a name of its own, so that nothing of an earlier one is taken for its own. The clock alone does
+        # not make it: where the log is ahead of the wall clock, a process that is started again has the same times.
+        name = f"{node.incarnation}-{self.role}-{node.clock.now():x}"
         self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, author=name, on_bad=self.on_bad_event())
         self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name)
         self.owners: Owners = Owners(node, self.catalog, self.rpc)

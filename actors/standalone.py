@@ -186,7 +186,7 @@ class Standalone:
         """A client of this node; enter it with `async with`. `name` is shown in the names of its channel and
         records."""
         prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
-        unique = f"{name or 'client'}-{self.node.name}-{self.node.clock.now():x}"
+        unique = f"{name or 'client'}-{self.node.incarnation}-{self.node.clock.now():x}"
         return Client(self.node.wal, prefix=prefix, name=unique)
 
     @property
