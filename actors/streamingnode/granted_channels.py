@@ -134,6 +134,8 @@ class GrantedChannels:
             except TidewalError as error:
                 _log.warning("%s is not given up, trying again: %s", name, error)
                 await asyncio.sleep(AGAIN_S)
+        if name not in self._mine():  # else the next term decides what is open there
+            self._owner.lose(name)
 
     def _has(self, name: str, term: int) -> bool:
         """Whether the catalog says that the channel is this node's, under this term."""

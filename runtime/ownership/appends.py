@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..clock import HybridClock
-from ..errors import DeadlineExceeded, Overloaded, TidewalError
+from ..errors import DeadlineExceeded, Overloaded, TidewalError, Unavailable
 from ..log.record import CONTROL_TYPES, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
 from .batch import AppendBatch, Appended, AppendPart, number, prepared
@@ -192,9 +192,18 @@ class Appends:
 
     def fail_undecided(self) -> None:
         """The channels are not owned any more: what has become of these appends is not learned here."""
-        gone = DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
-        for part in self._undecided():
-            part.batch.lost = gone
+        self._lose(
+            self._undecided(), DeadlineExceeded("the owner of the channel is gone before it knew the outcome; retry")
+        )
+
+    def fail_undecided_in(self, channel: str) -> None:
+        """The same for one channel, while the owner goes on: the next one is to be asked."""
+        gone = Unavailable("the channel has changed hands before the outcome was known; retry", outcome_unknown=True)
+        self._lose([part for part in self._undecided() if part.own.channel == channel], gone)
+
+    def _lose(self, parts: Iterable[AppendPart], error: TidewalError) -> None:
+        for part in parts:
+            part.batch.lost = error
             self.decide(part, 0)
 
     def _undecided(self) -> list[AppendPart]:

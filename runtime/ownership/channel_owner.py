@@ -180,6 +180,13 @@ class ChannelOwner:
             if self._lease_holds():
                 self._appends.acknowledge_late()
 
+    @checked
+    def lose(self, channel: str) -> None:
+        """The channel was given up, and others may have it by now. Appends to it whose outcome is unknown end with
+        `Unavailable` (`outcome_unknown`): no fence of this owner will decide them."""
+        with self._lock:
+            self._appends.fail_undecided_in(channel)
+
     @property
     def channels(self) -> list[str]:
         """The channels that are owned."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
+
 import pytest
 
 from tests.actors.conftest import PEOPLE
 from tests.actors.nodes import Nodes, role_of
 from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
+from tidewal.actors.client import Client
 from tidewal.actors.standalone import ROLE_NAMES
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
 
@@ -29,3 +36,29 @@ async def test_no_two_lives_of_a_node_have_names_in_common(three: Nodes) -> None
         names.append(node.client()._rpc.name)
         await three.kill("d")
     assert len(set(names)) == len(names)
+
+
+async def test_what_a_channel_owed_is_told_when_another_node_gets_it(three: Nodes) -> None:  # noqa: F811
+    """The outcome of an append is unknown, and the channel goes to another node: the one that had it never learns the
+    outcome, and says so, for a door waits for its answer."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(6)]  # at each of the doors
+        await clients[0].create_collection(PEOPLE, shards=3)
+        for name in "bc":
+            await three.end(name)
+        for name in "bc":
+            await three.start(name)  # all channels stay where they are
+        assert set(three.owners().values()) == {"a"}
+        wal = three.running["a"].node.wal
+        assert isinstance(wal, MemoryWal)
+        wal.faults = FaultPlan(1, Rates(lost=1), channels="rootcoord-dml_0")
+
+        async def write(client: Client, number: int) -> None:
+            for n in range(10):
+                row = {"id": 10 * number + n, "name": "x", "height": 1.0}
+                await client.insert("people", [row], deadline_s=20)
+
+        await asyncio.gather(*itertools.starmap(write, zip(clients, range(6), strict=True)))
+        assert three.owners()["by-dev-rootcoord-dml_0"] != "a"
+        assert await clients[0].count("people", consistency="strong") == 60
+        assert role_of(three.running["a"].node, "streamingnode")._owner.inflight_bytes == 0
