@@ -287,8 +287,9 @@ class Owners:
         changed nothing, what an owner in this process raises."""
         if self._local.is_open(channels):
             return self._local.owner.append(part)
-        owners = self._by_owner(channels)
-        appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners.items()]
+        # first the owner in this process: where it refuses, nothing is sent to others
+        owners = sorted(self._by_owner(channels).items(), key=lambda each: each[0] != self._node.incarnation)
+        appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners]
         return appends[0] if len(appends) == 1 else asyncio.ensure_future(_together(appends))
 
     def _append_to(

@@ -8,11 +8,14 @@ import itertools
 
 import pytest
 
-from tests.actors.conftest import PEOPLE
+from tests.actors.conftest import PEOPLE, error_of
 from tests.actors.nodes import Nodes, role_of
 from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
 from tidewal.actors.client import Client
+from tidewal.actors.local_owner import WritePart
 from tidewal.actors.standalone import ROLE_NAMES
+from tidewal.runtime.errors import Overloaded
+from tidewal.runtime.ownership import Appended
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -62,3 +65,29 @@ async def test_what_a_channel_owed_is_told_when_another_node_gets_it(three: Node
         assert three.owners()["by-dev-rootcoord-dml_0"] != "a"
         assert await clients[0].count("people", consistency="strong") == 60
         assert role_of(three.running["a"].node, "streamingnode")._owner.inflight_bytes == 0
+
+
+async def test_a_write_that_the_owner_at_the_door_refuses_is_written_by_no_other(three: Nodes) -> None:  # noqa: F811
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(12)]  # at each of the doors
+        await clients[0].create_collection(PEOPLE, shards=3)
+        assert set(three.owners().values()) == set("abc")
+
+        class Full:
+            """The owner as the doors of its process find it."""
+
+            def append(self, part: WritePart) -> asyncio.Future[Appended]:
+                raise Overloaded("no room; retry", limit="room")
+
+        owners = [three.running[name].node.node.local_owner for name in "abc"]
+        real = [each._owner for each in owners]
+        for each in owners:
+            each._owner = Full()
+        rows = [{"id": n, "name": "x", "height": 1.0} for n in range(50)]  # for each of the channels
+        for client in clients:
+            error = await error_of(client.insert("people", rows))
+            assert isinstance(error, Overloaded)
+            assert not error.fields.get("outcome_unknown")
+        for each, owner in zip(owners, real, strict=True):
+            each._owner = owner
+        assert await clients[0].count("people", consistency="strong") == 0
