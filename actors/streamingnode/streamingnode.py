@@ -18,6 +18,7 @@ from ...runtime.errors import (
     InvalidRequest,
     PositionLost,
     TidewalError,
+    Unavailable,
 )
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, decode
@@ -200,9 +201,16 @@ class StreamingNode(Role):
             part = part_of(params, request.body)
         except (ValueError, LookupError) as error:
             raise InvalidRequest(f"malformed part of a write: {error}") from error
+        self._check_open(channel for channel, _ in part.records)
         with self._order.taking(part.producer, params["place"]):
             appended = self.append(part)
         return appended_values(await appended)
+
+    def _check_open(self, channels: Iterable[str]) -> None:
+        """Raise `Unavailable` unless all of `channels` are open: before that it is not known which collections they
+        have, and others may have read earlier than this owner that it has fenced them."""
+        if not self._local.is_open(channels):
+            raise Unavailable("this node does not own the channels yet, or any more; retry")
 
     def _count(self, records: Sequence[tuple[str, Record]], appended: asyncio.Future[Appended]) -> None:
         """Count records as unflushed once they are in the log. Of a door that has crashed meanwhile it is not known: to
@@ -225,6 +233,7 @@ class StreamingNode(Role):
         channels, at, id = params["channels"], params.get("at", 0), params.get("id")
         if not self.node.clock.believes(at):
             raise InvalidRequest(f"the time {at} lies days ahead")
+        self._check_open(channels)
         if id is not None:
             self._vchannels.check_open(id, channels)
         point = await self.sync(channels, at=at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
 from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
 from tidewal.actors.standalone import ROLE_NAMES
+from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -91,3 +93,28 @@ async def test_a_write_that_the_owner_at_the_door_refuses_is_written_by_no_other
         for each, owner in zip(owners, real, strict=True):
             each._owner = owner
         assert await clients[0].count("people", consistency="strong") == 0
+
+
+async def test_an_owner_that_reads_its_own_fence_late_says_of_no_collection_that_it_is_gone(
+    three: Nodes,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others may read in the catalog that a channel is open before its owner does: they ask again."""
+    propose = GrantedChannels._propose
+
+    async def read_late(self: GrantedChannels, kind: str, channels: dict[str, Any]) -> None:
+        await propose(self, kind, channels)
+        if kind == "fenced":
+            await asyncio.sleep(1)
+
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(6)]  # at each of the doors
+        await clients[0].create_collection(PEOPLE, shards=1)
+        monkeypatch.setattr(GrantedChannels, "_propose", read_late)
+        await three.kill(*three.owners().values())
+        rows = ([{"id": n, "name": "x", "height": 1.0}] for n in range(6))
+        async with asyncio.TaskGroup() as tasks:
+            for client in clients:
+                tasks.create_task(client.count("people", consistency="strong"))
+                tasks.create_task(client.insert("people", next(rows)))
+        assert await clients[0].count("people", consistency="strong") == 6
