@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
+from weakref import WeakValueDictionary
 
 import msgpack
 import numpy as np
@@ -114,6 +115,7 @@ class Client:
         self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
         self._collections: dict[str, Collection] = {}
         self._session: dict[str, int] = {}
+        self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # while writes wait for that
 
     def __repr__(self) -> str:
         return f"<Client {self._rpc.name!r}>"
@@ -213,7 +215,7 @@ class Client:
 
     async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
         known = self._collections.get(name)
-        if known is not None:
+        if known is not None and name not in self._describing:
             try:
                 return await self._write_to(known, rows, op, deadline_s)
             except (CollectionNotFound, InvalidRows) as error:
@@ -221,8 +223,24 @@ class Client:
                 found = await self.describe_collection(name, deadline_s=deadline_s)
                 if found == known or (found.id == known.id and error.fields.get("outcome_unknown")):
                     raise
-        found = await self.describe_collection(name, deadline_s=deadline_s)
+        else:
+            found = await self._described_in_turn(name, deadline_s)
         return await self._write_to(found, rows, op, deadline_s)
+
+    async def _described_in_turn(self, name: str, deadline_s: float) -> Collection:
+        """The collection `name`. Calls that do not know it yet go on in their order: one asks, the others wait."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        lock = self._describing.setdefault(name, asyncio.Lock())
+        try:
+            async with asyncio.timeout_at(end):
+                await lock.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
+        try:
+            return self._collections.get(name) or await self.describe_collection(name, deadline_s=end - loop.time())
+        finally:
+            lock.release()
 
     async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
         schema = collection.schema

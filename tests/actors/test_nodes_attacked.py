@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from tests.actors.conftest import PEOPLE, error_of
-from tests.actors.nodes import Nodes, role_of
+from tests.actors.nodes import NUMBERS, Nodes, role_of
 from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
 from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
 from tidewal.actors.standalone import ROLE_NAMES
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
+from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.errors import Overloaded
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -118,3 +119,23 @@ async def test_an_owner_that_reads_its_own_fence_late_says_of_no_collection_that
                 tasks.create_task(client.count("people", consistency="strong"))
                 tasks.create_task(client.insert("people", next(rows)))
         assert await clients[0].count("people", consistency="strong") == 6
+
+
+async def test_first_writes_of_a_client_keep_their_order_whatever_order_it_learns_of_the_collection_in(
+    three: Nodes,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    describe = Client.describe_collection
+    waits = iter([0.3, 0.2, 0.1, 0.0])
+
+    async def slow(self: Client, collection: str, **options: float) -> Collection:
+        await asyncio.sleep(next(waits))  # the questions of the writes are answered from last to first
+        return await describe(self, collection, **options)
+
+    async with three.client() as prepare, three.client() as client:
+        await prepare.create_collection(NUMBERS, shards=1)
+        monkeypatch.setattr(Client, "describe_collection", slow)
+        writes = [client.upsert("numbers", [{"id": 1, "value": value}]) for value in range(4)]
+        await asyncio.gather(*writes)
+        rows = (await client.get("numbers", [1], consistency="strong")).table
+        assert rows["value"].to_pylist() == [3]
