@@ -59,7 +59,12 @@ class Proxy(Role):
         }
 
     def due(self, request: Request) -> Sequence[Request]:
-        return self._order.take(request) if request.method == "write" else [request]
+        if request.method != "write":
+            return [request]
+        if self.doubtful:  # the client may have given up by now, and have its next writes from another door
+            request.ignore()
+            return []
+        return self._order.take(request)
 
     async def prepare(self) -> None:
         for collection in self.catalog.catalog.collections.values():
@@ -99,14 +104,14 @@ class Proxy(Role):
         check_values(rows, schema)
         batch = ShardedRows(collection, rows, request.body)
         deadline_s = params.get("deadline_s", DEADLINE_S)
-        send = partial(self._send, batch, params, deadline_s)
+        send = partial(self._send, batch, params, asyncio.get_running_loop().time() + deadline_s)
         appended = await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
         if not appended.repeated:
             self._metrics.written(collection, batch.records)
         return appended
 
-    def _send(self, batch: ShardedRows, params: Params, deadline_s: float) -> asyncio.Future[Appended]:
-        """Hand a batch to the owners of its channels, which are open."""
+    def _send(self, batch: ShardedRows, params: Params, deadline: float) -> asyncio.Future[Appended]:
+        """Hand a batch to the owners of its channels, which are open; they take it until the loop's time `deadline`."""
         collection = batch.collection
         part = WritePart(
             collection.name,
@@ -118,7 +123,8 @@ class Proxy(Role):
             batch.rows.num_rows,
             params.get("digest", 0),
         )
-        return self.owners.append(part, batch.channels, deadline_s=deadline_s)
+        left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
+        return self.owners.append(part, batch.channels, deadline_s=left_s)
 
     async def _find(self, name: str) -> Collection:
         """The collection `name`, after catching up where the catalog read so far does not have it. Raises

@@ -17,7 +17,7 @@ from tidewal.actors.local_owner import WritePart
 from tidewal.actors.standalone import ROLE_NAMES
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.catalog.catalog import Collection
-from tidewal.runtime.errors import Overloaded
+from tidewal.runtime.errors import DeadlineExceeded, Overloaded
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
@@ -139,3 +139,29 @@ async def test_first_writes_of_a_client_keep_their_order_whatever_order_it_learn
         await asyncio.gather(*writes)
         rows = (await client.get("numbers", [1], consistency="strong")).table
         assert rows["value"].to_pylist() == [3]
+
+
+async def test_a_door_that_was_passed_over_delivers_nothing_behind_later_writes(three: Nodes) -> None:  # noqa: F811
+    """A door stands still, with a write before it whose client gives up; the next write of that client goes through
+    another one. When it goes on, it does not hear at once that it is no member any more."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(12)]
+        await clients[0].create_collection(NUMBERS, shards=1)
+        owner = three.owners()["by-dev-rootcoord-dml_0"]
+        for key, client in enumerate(clients):
+            await client.upsert("numbers", [{"id": key, "value": 0}])
+        door = three.running[next(name for name in "abc" if name != owner)]
+        door.process.pause()
+        first = [
+            client.upsert("numbers", [{"id": key, "value": 1}], deadline_s=2) for key, client in enumerate(clients)
+        ]
+        outcomes = await asyncio.gather(*first, return_exceptions=True)
+        assert any(isinstance(outcome, DeadlineExceeded) for outcome in outcomes)
+        await asyncio.gather(
+            *(client.upsert("numbers", [{"id": key, "value": 2}]) for key, client in enumerate(clients))
+        )
+        door.deaf.add(door.node.node.names.cluster)
+        door.process.resume()
+        await asyncio.sleep(3)
+        rows = (await clients[0].get("numbers", list(range(12)), consistency="strong")).table
+        assert rows["value"].to_pylist() == [2] * 12
