@@ -32,13 +32,17 @@ class LogFaults:
     landing: int = 0  # appends that are late, and have not landed yet
     stalled: set[str] = field(default_factory=set[str])
     removed: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
-    _held: list[tuple[SimulatedWal, str, Callable[[], None]]] = field(
-        default_factory=list["tuple[SimulatedWal, str, Callable[[], None]]"]
+    _held: list[tuple[SimulatedWal, Set[str], Callable[[], None]]] = field(
+        default_factory=list["tuple[SimulatedWal, Set[str], Callable[[], None]]"]
     )
 
-    def hold(self, wal: SimulatedWal, channel: str, append: Callable[[], None]) -> None:
-        """Keep an append to a channel back that takes none."""
-        self._held.append((wal, channel, append))
+    def hold(self, wal: SimulatedWal, channels: Set[str], append: Callable[[], None]) -> None:
+        """Keep an append back to channels of which one takes none."""
+        self._held.append((wal, channels, append))
+
+    def holds(self, wal: SimulatedWal, channels: Set[str]) -> bool:
+        """Whether something that this process has appended to one of the channels is kept back: none overtakes it."""
+        return any(each is wal and not held.isdisjoint(channels) for each, held, _ in self._held)
 
     def go_on(self, channel: str) -> None:
         """End the stall of a channel."""
@@ -48,9 +52,9 @@ class LogFaults:
     def release(self) -> None:
         """Let all land, in its order, that nothing holds back any more."""
         held, self._held = self._held, []
-        for wal, channel, append in held:
-            if wal.holds_back(channel):
-                self.hold(wal, channel, append)
+        for wal, channels, append in held:
+            if wal.holds_back(channels):
+                self.hold(wal, channels, append)
             else:
                 append()
 
@@ -74,9 +78,10 @@ class SimulatedWal(MemoryWal):
         super().__init__(log, faults)
         self._process, self._shared, self._cut, self._deaf = process, shared, cut, deaf
 
-    def holds_back(self, channel: str) -> bool:
-        """Whether appends to the channel wait."""
-        return channel in self._shared.stalled or channel in self._cut
+    def holds_back(self, channels: Set[str]) -> bool:
+        """Whether appends to the channels wait, which one append is for."""
+        away = not (channels.isdisjoint(self._shared.stalled) and channels.isdisjoint(self._cut))
+        return away or self._shared.holds(self, channels)
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         if self._process.dead:
@@ -84,24 +89,24 @@ class SimulatedWal(MemoryWal):
         if self._process.paused:  # a callback of the loop, which belongs to no task of the process
             self._process.when_running(partial(self.submit, list(entries), done))
             return
-        shared, taken, channel = self._shared, list(entries), entries[0].channel
+        shared, taken, channels = self._shared, list(entries), {entry.channel for entry in entries}
 
         def answer(result: list[bytes] | TidewalError) -> None:
             self._process.when_running(partial(done, result))
 
-        if self.holds_back(channel):
-            shared.hold(self, channel, partial(super().submit, taken, answer))
+        if self.holds_back(channels):
+            shared.hold(self, channels, partial(super().submit, taken, answer))
         elif shared.late and shared.rng.random() < shared.late:
             shared.landing += 1
-            asyncio.get_running_loop().call_later(shared.rng.uniform(0, shared.late_s), self._land, channel, taken)
+            asyncio.get_running_loop().call_later(shared.rng.uniform(0, shared.late_s), self._land, channels, taken)
             answer(Unavailable("the log did not answer", outcome_unknown=True))
         else:
             super().submit(taken, answer)
 
-    def _land(self, channel: str, entries: Sequence[Append]) -> None:
+    def _land(self, channels: Set[str], entries: Sequence[Append]) -> None:
         """Write what is late, behind all that this process had submitted before: an append overtakes none."""
-        if self.holds_back(channel):
-            self._shared.hold(self, channel, partial(self._land, channel, entries))
+        if self.holds_back(channels):
+            self._shared.hold(self, channels, partial(self._land, channels, entries))
         else:
             self._shared.landing -= 1
             self._release()
