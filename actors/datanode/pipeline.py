@@ -267,6 +267,8 @@ class FlushPipeline:
             return False
 
     def _store_blocking(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
+        if not self._node.cluster.holds():  # the table may be another collection's by now, with the same beginning
+            raise Unavailable("nothing is stored past the lease; retry")
         rows = versions_of(records, self.collection)
         vchannels = self.collection.vchannels
         stored = {position.channel: position for position in positions.values()}

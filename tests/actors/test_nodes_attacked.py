@@ -8,17 +8,19 @@ import itertools
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.actors.conftest import PEOPLE, error_of
-from tests.actors.nodes import NUMBERS, Nodes, role_of
+from tests.actors.nodes import LEASE_S, NUMBERS, Nodes, role_of
 from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
 from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
 from tidewal.actors.standalone import ROLE_NAMES
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.catalog.catalog import Collection
-from tidewal.runtime.errors import DeadlineExceeded, Overloaded
+from tidewal.runtime.errors import DeadlineExceeded, Overloaded, TidewalError
 from tidewal.runtime.ownership import Appended
+from tidewal.runtime.tables.table_store import LOG
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -165,3 +167,33 @@ async def test_a_door_that_was_passed_over_delivers_nothing_behind_later_writes(
         await asyncio.sleep(3)
         rows = (await clients[0].get("numbers", list(range(12)), consistency="strong")).table
         assert rows["value"].to_pylist() == [2] * 12
+
+
+async def test_a_datanode_that_was_passed_over_stores_nothing_in_the_next_collection_of_the_name(
+    three: Nodes,  # noqa: F811
+) -> None:
+    """It stood still with rows of a collection that was dropped meanwhile, and does not hear of that at once. Its table
+    is another collection's by now, with nothing of its shards: as it was when this one began."""
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=2)
+        await client.insert("people", [{"id": n, "name": "old", "height": 1.0} for n in range(9)])
+        await client.count("people", consistency="strong")
+        [(victim, pipeline)] = [
+            (each, found) for each in three.running.values() for found in each.role("datanode")._pipelines.values()
+        ]
+        victim.process.pause()
+        await asyncio.sleep(1.2 * LEASE_S + 1)
+        await client.drop_collection("people", deadline_s=60)
+        await client.create_collection(PEOPLE, shards=2)
+        await client.insert("people", [{"id": 1, "name": "new", "height": 1.0}])
+        await client.flush("people")
+        records, positions = pipeline._buffer.records, pipeline._positions
+        assert records
+        end = max(position.timestamp for position in positions.values())
+        victim.deaf.update((victim.node.node.names.cluster, victim.node.node.names.catalog))
+        victim.process.resume()
+        with contextlib.suppress(TimeoutError, TidewalError):
+            await asyncio.wait_for(pipeline._store(records, end, positions), 1)
+        assert (await client.compact("people"))["rows"] == 1
+        table = DeltaTable(three.running[victim.name].node.node.tables.table("people", LOG).uri)
+        assert table.to_pyarrow_table()["name"].to_pylist() == ["new"]
