@@ -49,10 +49,10 @@ async def test_a_flush_that_comes_to_wait_behind_the_drop_ends(home, monkeypatch
     waits, dropped = asyncio.Event(), asyncio.Event()
     stored = StreamingNode._stored
 
-    async def late(self, collection, ts) -> None:
+    async def late(self, collection, vchannels, ts) -> None:
         waits.set()
         await dropped.wait()
-        await stored(self, collection, ts)
+        await stored(self, collection, vchannels, ts)
 
     async with home.people_client() as client:
         await client.insert("people", home.people(1))

@@ -20,6 +20,7 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     InvalidRows,
     TidewalError,
+    Unavailable,
     from_wire,
     to_wire,
 )
@@ -201,7 +202,7 @@ async def test_a_part_of_a_write_that_is_not_whole_changes_nothing(home) -> None
         for place in (None, ["door", 1], ["door", "1", 0], [1, 1, 0], ["door", True, 0]):
             assert isinstance(await home.error_of(append({**whole, "place": place}, body)), InvalidRequest), place
         elsewhere = [["x", "x_1v0", {}, size, 1]]
-        assert isinstance(await home.error_of(append({**whole, "records": elsewhere}, body)), CollectionNotFound)
+        assert isinstance(await home.error_of(append({**whole, "records": elsewhere}, body)), Unavailable)
         assert isinstance(await home.error_of(append({**whole, "id": 99}, body)), CollectionNotFound)
         assert isinstance(await home.error_of(append({**whole, "schema_version": 2}, body)), InvalidRows)
         late = await home.error_of(append({**whole, "until": 1}, body))
