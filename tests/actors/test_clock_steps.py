@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.actors.nodes import role_of
 from tidewal.actors.client import Client
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
@@ -80,8 +81,7 @@ async def ids_in(node, wal: MemoryWal) -> Counter[int]:
     collection = catalog.catalog.collection("people")
     stream = TtMsgStream(wal, grants=catalog)
     stream.as_consumer(sorted({pchannel_of(vchannel) for vchannel in collection.vchannels}))
-    owner = next(cell for cell in node.system._cells.values() if cell.name == "streamingnode")._life.actor._owner
-    present = await owner.sync()
+    present = await role_of(node, "querynode").owners.sync(collection, deadline_s=60)  # of all owners
     for channel, last in present.channels.items():
         stream.announce(channel, last.term, last.cseq, present.time)
     found: Counter[int] = Counter()
