@@ -31,7 +31,7 @@ from ..runtime.rpc.protocol import Params, Reply
 from ..runtime.waiting import first_of
 from .local_owner import WritePart
 from .pchannels import pchannels_of
-from .write_requests import DoorPlace, SendAgain, appended_from, write_request
+from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, write_request
 
 if TYPE_CHECKING:
     from .node import Node
@@ -323,6 +323,8 @@ class Owners:
         except OwnerLost as error:
             raise self._again(channels, error, unknown=True) from None
         except _AGAIN as error:
+            if error.fields.get(SUBMITTED) and not error.fields.get("outcome_unknown"):
+                raise
             unknown = bool(error.fields.get("outcome_unknown")) or not isinstance(error, Unavailable)
             raise self._again(channels, error, unknown=unknown) from None
         return appended_from(reply.values)

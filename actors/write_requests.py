@@ -13,6 +13,8 @@ from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended
 from .local_owner import WritePart
 
+SUBMITTED = "submitted"  # field of an error: the owner had taken the part, and the log has refused it
+
 
 class SendAgain(TidewalError):
     """Of a write that was sent: its owner has certainly not taken it, or has ended before it knew the outcome

@@ -22,10 +22,6 @@ Send = Callable[[], "asyncio.Future[Appended]"]
 LineKey = tuple[str, str]  # a producer and a pchannel
 
 
-# What an owner answers that has certainly not taken a write, or has ended before it knew the outcome.
-_AGAIN = (SendAgain, DeadlineExceeded, Unavailable)
-
-
 class ChannelTerms(Protocol):
     """What a door must know of the owners of pchannels."""
 
@@ -208,7 +204,9 @@ class WriteLines:
                 sent = write.sent or await self._await_turn(write)
                 try:
                     return await sent
-                except _AGAIN as error:
+                except TidewalError as error:
+                    if not _is_given_back(error):
+                        raise
                     self._take_back(write, error)
         except TidewalError as error:
             if write.may_be_written:
@@ -388,6 +386,14 @@ class WriteLines:
     def _ask_again(self) -> None:
         self._asking_again = None
         self._send_in_turn(self._waiting)
+
+
+def _is_given_back(error: TidewalError) -> bool:
+    """Whether an owner has not taken a write, or has ended before it knew the outcome. One that the log has refused for
+    certain is not sent again: later ones of its client may be in the log by now, and it would come behind them."""
+    if isinstance(error, Unavailable):
+        return bool(error.fields.get("outcome_unknown"))
+    return isinstance(error, SendAgain | DeadlineExceeded)
 
 
 def _may_be_written(error: TidewalError) -> bool:

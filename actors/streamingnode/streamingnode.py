@@ -33,7 +33,7 @@ from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method
 from ..role import Role
-from ..write_requests import appended_values, part_of
+from ..write_requests import SUBMITTED, appended_values, part_of
 from .door_order import DoorOrder
 from .granted_channels import GrantedChannels
 from .metrics import StreamingNodeMetrics
@@ -204,7 +204,10 @@ class StreamingNode(Role):
         self._check_open(channel for channel, _ in part.records)
         with self._order.taking(part.producer, params["place"]):
             appended = self.append(part)
-        return appended_values(await appended)
+        try:
+            return appended_values(await appended)
+        except Unavailable as error:  # of the log
+            raise Unavailable(error.message, **{**error.fields, SUBMITTED: True}) from None
 
     def _check_open(self, channels: Iterable[str]) -> None:
         """Raise `Unavailable` unless all of `channels` are open: before that it is not known which collections they

@@ -14,7 +14,7 @@ from tests.actors.nodes import role_of
 from tidewal.actors.local_owner import LocalOwner
 from tidewal.actors.proxy.write_lines import OVERHEAD_BYTES, ROOM_S, WriteLines
 from tidewal.actors.write_requests import SendAgain
-from tidewal.runtime.errors import DeadlineExceeded, DiskFull, Overloaded, TidewalError
+from tidewal.runtime.errors import DeadlineExceeded, DiskFull, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.testing.clock import elapse
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -286,6 +286,22 @@ async def test_several_writes_of_a_producer_are_under_way_at_once(door) -> None:
     assert door.sent == [0, 1, 2, 3]
     assert not door.set_aside, "what is with its owner is being worked on"
     door.answer(3, 1, 0, 2)
+    await door.end()
+
+
+@MEMORY
+@pytest.mark.parametrize("unknown", [False, True])
+async def test_a_write_that_the_log_refuses_for_certain_is_not_sent_again_behind_a_later_one(door, unknown) -> None:
+    door.slow = True
+    door.open("a")
+    door.write(1, "a")
+    door.write(2, "a")
+    await elapse(1)
+    door.appends[1].set_exception(Unavailable("the log has refused it", outcome_unknown=unknown))
+    await elapse(1)
+    assert door.sent == ([1, 2, 1] if unknown else [1, 2])
+    assert isinstance(door.answers.get(1), Unavailable) is not unknown
+    door.answer(*({1, 2} if unknown else {2}))
     await door.end()
 
 
