@@ -96,4 +96,5 @@ class ClusterCoordinator:
                 moved = True
         if self.leads:
             await self._cluster.snapshot_if_due()
+            await self._catalog.snapshot_if_due()  # of what owners write there, too
         return moved

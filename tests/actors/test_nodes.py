@@ -207,3 +207,14 @@ async def test_a_node_without_the_secret_of_the_cluster_is_refused(three: Nodes)
     await asyncio.wait_for(stranger.ended.wait(), 30)
     assert isinstance(stranger.error, WrongCluster)
     assert stranger.error.key == "cluster.secret"
+
+
+async def test_an_idle_cluster_keeps_its_catalog_and_its_members_short(three: Nodes) -> None:
+    """Owners raise their limits in the one, nodes renew in the other, and snapshots take the place of both."""
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=3)
+        await asyncio.sleep(900)
+        sizes = [len(three.log.channels[f"by-dev-{name}"].entries) for name in ("collection_schema", "cluster")]
+        assert sizes[0] < 400, "of 900 records"
+        assert sizes[1] < 2500, "of 2,700"
+        assert await client.count("people", consistency="strong") == 0
