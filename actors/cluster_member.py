@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -111,8 +110,14 @@ class ClusterMember:
         process would not have it."""
         dead = {self._predecessor, *(member.incarnation for member in self.members(STREAMING_NODE) if self._sole)}
         for incarnation in sorted(filter(self.has, dead)):
-            with suppress(PreconditionFailed):  # it was evicted meanwhile
+            try:
                 await self.log.propose({"kind": "leave", "incarnation": incarnation})
+            except PreconditionFailed:
+                pass  # it was evicted meanwhile
+            except TidewalError as error:
+                if not error.retryable:
+                    raise
+                _log.warning("the end of %s is not told, its lease is waited for: %s", incarnation, error)
 
     async def drain(self) -> None:
         """Let the others answer what comes from now on, as far as there are any, and be granted nothing more."""

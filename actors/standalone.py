@@ -8,13 +8,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
 import anyio.to_thread
 
@@ -48,7 +49,8 @@ from .streamingnode import StreamingNode
 T = TypeVar("T")
 
 _log = logging.getLogger("tidewal.standalone")
-_starts = itertools.count()  # of nodes in this process: two of one name in one ms are two incarnations
+# Of nodes on a loop: two of one name in one ms are two incarnations, and a run on virtual time is like the next one.
+_starts: WeakKeyDictionary[asyncio.AbstractEventLoop, Iterator[int]] = WeakKeyDictionary()
 
 # A role starts after the roles that it calls. They stop in the opposite order, so that the StreamingNode can give its
 # channels back.
@@ -99,7 +101,8 @@ class Standalone:
         hybrid = HybridClock(clock)
         self._roles = _roles_named(roles)
         offered = [role.role for role in self._roles]
-        incarnation = f"{name}-{hybrid.now() + next(_starts):x}"
+        start = next(_starts.setdefault(asyncio.get_event_loop(), itertools.count()))
+        incarnation = f"{name}-{hybrid.now() + start:x}"
         cluster = ClusterMember(
             name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster, predecessor=predecessor
         )

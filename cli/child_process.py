@@ -77,11 +77,11 @@ class ChildProcess:
         restarted: Callable[[], None] = lambda: None,
     ) -> None:
         self.group = group
-        self.ready = asyncio.Event()  # set for good when one of them was ready
+        self.ready: asyncio.Event = asyncio.Event()  # set for good when one of them was ready
         self.addresses: Mapping[str, object] = {}
         self.pid: int | None = None  # of the process that runs now; None while it waits to be started again
-        self.restarts = 0
-        self.metrics_port = 0
+        self.restarts: int = 0
+        self.metrics_port: int = 0
         self._free_port = free_port
         self._command = command
         self._environment = environment

@@ -181,7 +181,7 @@ class MergedMetrics(Metrics):
 
     def __init__(self, supervisor: str) -> None:
         super().__init__(supervisor)
-        self.scraper = ProcessScraper(supervisor, self)
+        self.scraper: ProcessScraper = ProcessScraper(supervisor, self)
 
     def render(self) -> bytes:
         """The page of what was asked last."""

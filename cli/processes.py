@@ -97,13 +97,13 @@ class ProcessSupervisor:
         name: str,
         pause: Pause = asyncio.sleep,
     ) -> None:
-        self.metrics = MergedMetrics(name)
+        self.metrics: MergedMetrics = MergedMetrics(name)
         self._endpoint = settings.metrics
         self._name = name
         # The processes' endpoints are for this one alone, whatever the file says of the one for all.
         environment = {**os.environ, "TIDEWAL__METRICS__HOST": HOST}
         role_s = settings.actor.stop_deadline + settings.actor.stop_grace
-        self.children = {
+        self.children: Mapping[RoleGroup, ChildProcess] = {
             group: ChildProcess(
                 group,
                 command,

@@ -95,6 +95,8 @@ class ClusterCoordinator:
                 self._on_granted(len(grant["channels"]))
                 moved = True
         if self.leads:
+            if self._catalog.snapshot_due:  # which owners write all the time, and a member alone the other not at all
+                await self._catalog.snapshot_if_due()
+                await self._cluster.move_on()
             await self._cluster.snapshot_if_due()
-            await self._catalog.snapshot_if_due()  # of what owners write there, too
         return moved

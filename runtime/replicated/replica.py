@@ -93,8 +93,17 @@ class Replica(Follower[State]):
     async def open(self) -> None:
         """`Follower.open`; the log of a state without leader gets its first record where it is empty."""
         await super().open()
-        if not (self._led or self.fold.begun):
-            await self.propose({"kind": BEGIN})
+        pause_s = CLAIM_PAUSE_S
+        for attempt in range(1, CLAIMS_MAX + 1):
+            if self._led or self.fold.begun:
+                return
+            try:
+                await self.propose({"kind": BEGIN})
+            except TidewalError as error:  # another process may have begun it meanwhile
+                if not error.retryable or attempt == CLAIMS_MAX:
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, CLAIM_PAUSE_S_MAX)
 
     # ---- proposing --------------------------------------------------------------------------------------------------
 
@@ -306,13 +315,13 @@ class Replica(Follower[State]):
         long_enough = self._records - self._records_at_snapshot >= pacing.records
         return long_enough and fold.read_bytes - self._bytes_at_snapshot >= pacing.factor * fold.snapshot_bytes
 
-    async def snapshot_if_due(self) -> None:
-        """Store a snapshot where one is due. One that fails raises nothing: it is counted (`snapshots_failed`), logged,
-        and tried again `SnapshotPacing.retry_records` later."""
-        if not self.snapshot_due:
+    async def snapshot_if_due(self, *, due: bool = False) -> None:
+        """Store a snapshot where one is due, or is said to be. One that fails raises nothing: it is counted
+        (`snapshots_failed`), logged, and tried again `SnapshotPacing.retry_records` later."""
+        if not (due or self.snapshot_due) or self.ended is not None:
             return
         async with self._snapshotting:
-            if not self.snapshot_due:
+            if not (due or self.snapshot_due):
                 return
             try:
                 await self._snapshot()
@@ -322,6 +331,13 @@ class Replica(Follower[State]):
                     "%s goes on without a new snapshot: %s", self.channel, error, extra={"channel": self.channel}
                 )
                 self._records_at_snapshot = self._records - self.pacing.records + self.pacing.retry_records
+
+    async def move_on(self) -> None:
+        """Let nothing of the state lie further back in the log than a record without effect that is written now, behind
+        which a snapshot is stored: where channels share segments, a state that seldom changes would keep those of all.
+        Raises errors of the log; a snapshot that fails raises nothing."""
+        await self._resolve(False)
+        await self.snapshot_if_due(due=True)
 
     async def snapshot(self) -> None:
         """Store the state as of the last record that was read, and truncate what lies before that. Raises what has

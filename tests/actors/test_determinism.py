@@ -10,8 +10,10 @@ import pytest
 
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
+from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.tables.local_store import IDENTITY_FILE
 from tidewal.runtime.testing.clock import VirtualClock, run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -30,6 +32,10 @@ def run(seed: int, tables: Path) -> Run:
     """A node under load and faults: its durable log, the faults, and what the clients were told."""
     log, plan, clock = MemoryLog(), FaultPlan(seed, RATES), VirtualClock()
     told: list[str] = []
+    # the ids of a cluster and of its tables are random otherwise
+    settings = Settings.model_validate({"cluster": {"id": "cluster"}})
+    tables.mkdir()
+    (tables / IDENTITY_FILE).write_text("tables")
 
     async def work(client: Client, source: random.Random) -> None:
         for _ in range(60):
@@ -50,7 +56,7 @@ def run(seed: int, tables: Path) -> Run:
 
     async def main() -> None:
         wal = MemoryWal(log, plan)
-        options = {"clock": clock, "threads": False, "blocking": in_place, "name": "node"}
+        options = {"clock": clock, "threads": False, "blocking": in_place, "name": "node", "settings": settings}
         async with Standalone(wal, tables, **options) as node, node.client("a") as one, node.client("b") as two:
             while True:
                 try:

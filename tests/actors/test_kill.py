@@ -50,7 +50,7 @@ async def test_a_killed_node_recovers_exactly_what_was_acknowledged(home, seed: 
         first = round * 1_000_000
         choices = source.randrange(2**31), source.randrange(1, 300)
         tried, acknowledged = await asyncio.to_thread(killed_run, home.directory, first, *choices)
-        async with home.client() as client:
+        async with home.node() as node, node.client() as client:
             found = (await client.query("things", columns=["id"], consistency="strong")).table["id"].to_pylist()
             assert len(found) == len(set(found))
             present = {id for id in found if id >= first}
@@ -67,7 +67,8 @@ async def test_a_killed_node_recovers_exactly_what_was_acknowledged(home, seed: 
             assert (await client.compact("things"))["rows"] == len(expected)
             collection = await client.describe_collection("things")
             channels = [name.rsplit("_", 1)[0] for name in collection.vchannels]
-            reply = await client._rpc.call("streamingnode", "sync", {"channels": channels})
+            asked = {"to": node.node.incarnation, "channels": channels}
+            reply = await client._rpc.call("streamingnode", "sync", asked)
             terms = {name: point[0] for name, point in reply.values["channels"].items()}
             assert all(terms[name] > last_terms.get(name, 0) for name in terms)
             last_terms = terms

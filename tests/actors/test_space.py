@@ -99,7 +99,7 @@ async def test_a_node_whose_log_refuses_appends_says_so_and_what_to_do(tmp_path,
 @pytest.mark.long
 @pytest.mark.timeout(300)  # it fills a segment with requests and answers, which takes a busy machine a minute
 async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:
-    monkeypatch.setattr("tidewal.actors.streamingnode.streamingnode.RENEW_S", 0.001)
+    monkeypatch.setattr("tidewal.actors.streamingnode.streamingnode.EXTEND_S", 0.001)
     disk = FaultyDisk(seed)
     log = await open_log(tmp_path, disk)
     async with Standalone(log, tmp_path / "tables") as node, node.client() as client:
@@ -146,6 +146,7 @@ async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_
         await client.flush("c")
         await client.create_collection(replace(SCHEMA, name="later"))  # so that the catalog goes on
         await role_of(node, "mixcoord").catalog.snapshot()
+        await node.node.cluster.log.move_on()
         while ((await log.describe(written)).first_id or ids[-1]) < ids[30]:  # noqa: ASYNC110 -- a thread's work
             await asyncio.sleep(0.01)
         while "idle" not in await cuts(log):  # noqa: ASYNC110 -- MixCoord stores it again
