@@ -49,8 +49,10 @@ from .streamingnode import StreamingNode
 T = TypeVar("T")
 
 _log = logging.getLogger("tidewal.standalone")
-# Of nodes on a loop: two of one name in one ms are two incarnations, and a run on virtual time is like the next one.
+# Two nodes of one name that start in one ms are two incarnations. Counted by loop, since one run on virtual time is to
+# be like the next one.
 _starts: WeakKeyDictionary[asyncio.AbstractEventLoop, Iterator[int]] = WeakKeyDictionary()
+_starts_without_loop = itertools.count()
 
 # A role starts after the roles that it calls. They stop in the opposite order, so that the StreamingNode can give its
 # channels back.
@@ -101,8 +103,7 @@ class Standalone:
         hybrid = HybridClock(clock)
         self._roles = _roles_named(roles)
         offered = [role.role for role in self._roles]
-        start = next(_starts.setdefault(asyncio.get_event_loop(), itertools.count()))
-        incarnation = f"{name}-{hybrid.now() + start:x}"
+        incarnation = f"{name}-{hybrid.now() + _start_number():x}"
         cluster = ClusterMember(
             name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster, predecessor=predecessor
         )
@@ -328,6 +329,14 @@ def _roles_named(names: Iterable[str]) -> tuple[type[Role], ...]:
     if not wanted:
         raise InvalidRequest(f"a node offers at least one role of {', '.join(ROLE_NAMES)}")
     return tuple(role for role in ROLES if role.role in wanted)
+
+
+def _start_number() -> int:
+    """A number that no other start of a node on this loop has."""
+    try:
+        return next(_starts.setdefault(asyncio.get_running_loop(), itertools.count()))
+    except RuntimeError:  # it is made before its loop runs
+        return next(_starts_without_loop)
 
 
 def node_name() -> str:

@@ -73,7 +73,8 @@ async def forget(backend: Backend, wal: Wal) -> None:
     names = Names()
     for channel in await wal.channels():
         latest = await wal.latest_id(channel)
-        if latest is not None and channel != names.catalog and not channel.startswith(names.pchannel(0)[:-1]):
+        kept = channel in (names.catalog, names.cluster) or channel.startswith(names.pchannel(0)[:-1])
+        if latest is not None and not kept:
             await wal.truncate(channel, latest)
     await fill_segment(wal)
     for shard in range(2):
