@@ -209,6 +209,7 @@ async def test_a_node_without_the_secret_of_the_cluster_is_refused(three: Nodes)
     assert stranger.error.key == "cluster.secret"
 
 
+@pytest.mark.long
 async def test_an_idle_cluster_keeps_its_catalog_and_its_members_short(three: Nodes) -> None:
     """Owners raise their limits in the one, nodes renew in the other, and snapshots take the place of both."""
     async with three.client() as client:
