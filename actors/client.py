@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ..runtime.arguments import checked
 from ..runtime.catalog.catalog import Collection
+from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -46,8 +47,6 @@ AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 STATUS_DEADLINE_S = 5.0
-
-ROLES = ("mixcoord", "streamingnode", "proxy", "datanode", "querynode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class Client:
             except DeadlineExceeded:
                 return None
 
-        return dict(zip(ROLES, await asyncio.gather(*map(ask, ROLES)), strict=True))
+        return dict(zip(ROLE_NAMES, await asyncio.gather(*map(ask, ROLE_NAMES)), strict=True))
 
     async def close(self) -> None:
         """End the calls that wait for a reply, and drop the reply channel."""

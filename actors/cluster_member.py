@@ -9,21 +9,19 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-import xxhash
-
 from ..runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ..runtime.clock import HybridClock
 from ..runtime.cluster.cluster_log import ClusterLog
 from ..runtime.cluster.detector import SilenceDetector
 from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
-from ..runtime.cluster.state import ClusterState, NodeMember
+from ..runtime.cluster.roles import STREAMING_NODE
+from ..runtime.cluster.state import ClusterState, NodeMember, rendezvous_rank
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
 from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
 
-STREAMING_NODE = "streamingnode"
 DRAIN_S = 2.0  # how long the end of a node waits for the log to take a record of it
 
 _log = logging.getLogger("tidewal.cluster")
@@ -51,10 +49,9 @@ class ClusterMember:
         """`predecessor` is an incarnation that is known to be dead."""
         self._predecessor = predecessor
         self.incarnation: str = incarnation
-        self.roles: frozenset[str] = frozenset(roles)
         self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation)
         self._settings = settings
-        self.lease_s: float = settings.lease_ms / 1000
+        lease_s = settings.lease_ms / 1000
         self._renew_s = settings.renew_ms / 1000
         # With such a log, only the process that has it open may own channels.
         self._sole = wal.capabilities.one_node and STREAMING_NODE in roles
@@ -70,7 +67,7 @@ class ClusterMember:
                 host=socket.gethostname(),
                 since_ms=clock.clock.wall_ms(),
             ),
-            may_renew=lambda: self._lag_s() < self.lease_s,
+            may_renew=lambda: self._lag_s() < lease_s,
             unwritten=wal.capabilities.one_node,
         )
         self.detector: SilenceDetector = SilenceDetector(
@@ -90,7 +87,8 @@ class ClusterMember:
         await self._check_tables()
         self._lag_s = loop_lag_s
         self._beat = heartbeat.every(self._renew_s, self._membership.renew, "the lease")
-        _log.info("%s is a member of the cluster, as %s", self.incarnation, ", ".join(sorted(self.roles)))
+        roles = ", ".join(sorted(self._membership.member.roles))
+        _log.info("%s is a member of the cluster, as %s", self.incarnation, roles)
 
     async def _check_tables(self) -> None:
         """Leave again where another member has other tables before it: what one stores the other would miss."""
@@ -170,25 +168,20 @@ class ClusterMember:
 
     def members(self, role: str) -> list[NodeMember]:
         """The members that offer `role`."""
-        return [member for member in self.state.members.values() if role in member.roles]
+        return self.state.with_role(role)
 
     def has_other(self, role: str) -> bool:
         """Whether another member offers `role`."""
         return any(member.incarnation != self.incarnation for member in self.members(role))
 
     def first(self, role: str, subject: str) -> str:
-        """Which member with `role` is to care for `subject`: the incarnation that ranks first by a hash of both. When a
-        node comes or goes, only what is its own changes hands; a node that was restarted has the same again. Those that
-        are about to leave come last. "" where there is none."""
+        """Which member with `role` is to care for `subject`: the incarnation that ranks first (`rendezvous_rank`),
+        those that are about to leave last. "" where there is none."""
         members = self.members(role)
         if len(members) > 1:
-            return max(members, key=lambda member: _rank(subject, member)).incarnation
+            return max(members, key=lambda member: (not member.draining, rendezvous_rank(subject, member))).incarnation
         return members[0].incarnation if members else ""
 
     def changed(self) -> Coroutine[Any, Any, ClusterState]:
         """Wait until a record of the cluster is read after this call: also where what it returns is awaited later."""
         return self.log.changed()
-
-
-def _rank(subject: str, member: NodeMember) -> tuple[bool, int, str]:
-    return not member.draining, xxhash.xxh3_64_intdigest(f"{subject} {member.name}".encode()), member.incarnation

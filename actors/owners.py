@@ -192,7 +192,7 @@ class Owners:
             answers = await asyncio.gather(*(ask(*each) for each in owners.items()), return_exceptions=True)
             left = list[str]()
             for theirs, answer in zip(owners.values(), answers, strict=True):
-                if isinstance(answer, OwnerLost | Unavailable | ActorStopped | HandlerFailed | Fenced):
+                if isinstance(answer, (OwnerLost, *_AGAIN)):
                     left += theirs
                 elif isinstance(answer, BaseException):
                     raise answer

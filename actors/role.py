@@ -82,7 +82,6 @@ class Role(Actor[Never, Never, RequestPack]):
             self._handlers = {"status": Method(self._status, Nothing), **self.handlers()}
             await self._server.open()
             await self.prepare()
-            self.spawn_task(self.owners.run(), name="owners")
             self.spawn_task(self._end_when_fenced(), name="membership")
         except BaseException:
             await self._close()

@@ -24,6 +24,7 @@ from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
+from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
@@ -58,8 +59,6 @@ _starts_without_loop = itertools.count()
 # channels back.
 ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
-
-ROLE_NAMES: tuple[str, ...] = tuple(role.role for role in ROLES)
 
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 

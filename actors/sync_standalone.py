@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from ..runtime.arguments import checked
+from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed
 from ..runtime.log.loop_thread import LoopThread
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.server import Health
-from .standalone import ROLE_NAMES, Standalone, standalone
+from .standalone import Standalone, standalone
 from .sync_client import SyncClient
 
 T = TypeVar("T")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.errors import TidewalError, from_wire
+from ..runtime.waiting import ended
 from .main import FAILED
 from .role_groups import RoleGroup
 
@@ -174,9 +175,7 @@ class ChildProcess:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await ended(*tasks)
 
     def _take_output(self, lines: bytes) -> None:
         for line in lines.splitlines():

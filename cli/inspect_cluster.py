@@ -12,7 +12,7 @@ import typer
 
 from ..runtime.catalog.catalog import Catalog, PChannelState
 from ..runtime.clock import SystemClock, compose, physical_ms
-from ..runtime.cluster.decisions import COORDINATOR, STREAMING_NODE
+from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.cluster.state import NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
@@ -24,7 +24,6 @@ from .open_log import LogUrl, Prefix, shown_time
 from .results import AsJson, plain, print_rows
 from .stored_cluster import StoredCluster, cluster_of
 
-ROLES = (COORDINATOR, STREAMING_NODE, "proxy", "datanode", "querynode")  # one that no member offers is a condition
 ENDED_SHOWN = 10  # in the table; the log remembers more
 
 LEADER_COLUMNS = ("node", "incarnation", "term")
@@ -160,7 +159,7 @@ def _of_members(found: StoredCluster) -> Iterator[str]:
             listed = ", ".join(incarnations)
             yield f"{len(incarnations)} members are named {name}: {listed}; one hangs, or two nodes have one name"
     offered = {role for member in members for role in member.roles}
-    for role in ROLES:
+    for role in ROLE_NAMES:
         if role not in offered:
             yield f"no member offers the role {role}"
 

@@ -16,6 +16,7 @@ import typer
 
 from ..runtime.config.settings import Settings
 from ..runtime.signals import Interrupted, until_stopped
+from ..runtime.waiting import ended
 from .child_process import ChildProcess, Command, Pause, python_command
 from .logging_setup import LogFormat, LogLevel, configure, failures_as_lines
 from .process_metrics import HOST, MergedMetrics, ProcessesServer
@@ -146,9 +147,7 @@ class ProcessSupervisor:
             if failed.done():
                 await failed
         finally:
-            for task in (ready, failed):
-                task.cancel()
-            await asyncio.gather(ready, failed, return_exceptions=True)
+            await ended(ready, failed)
 
     async def _first_failure(self) -> None:
         """Wait until a process is given up, and raise its error."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..runtime.cluster.roles import COORDINATOR, DATA_NODE, PROXY, QUERY_NODE, ROLE_NAMES, STREAMING_NODE
 from ..runtime.errors import InvalidRequest
-
-ROLE_NAMES = ("mixcoord", "streamingnode", "proxy", "datanode", "querynode")
-"""All roles, each behind those that it calls: the order of `Standalone`, which stops them in the opposite one."""
 
 OWNER = "owner"
 
@@ -37,23 +35,22 @@ def divide_roles(processes: int) -> tuple[RoleGroup, ...]:
     embedded log only one process can be, and MixCoord writes little. Whatever else runs beside them shares their one
     core of Python, so it leaves in the order of what it costs: first the DataNode and the QueryNode, which decode all
     that is written; then each of these has its own; then the Proxy, which checks and splits what clients send. What is
-    added after that are Proxies, which own nothing, and QueryNodes, which divide the shards among them, by turns: one
+    added after that are Proxies, which own nothing, and QueryNodes, each of which answers other clients, by turns: one
     DataNode stores more than one StreamingNode can append.
     """
     if processes < 1:
         raise InvalidRequest(f"a node has one process at least, not {processes}", argument="processes")
-    mixcoord, streamingnode, proxy, datanode, querynode = ROLE_NAMES
     if processes == 1:
         return (RoleGroup(OWNER, ROLE_NAMES),)
     if processes == 2:
-        return RoleGroup(OWNER, (mixcoord, streamingnode, proxy)), RoleGroup("readers", (datanode, querynode))
+        return RoleGroup(OWNER, (COORDINATOR, STREAMING_NODE, PROXY)), RoleGroup("readers", (DATA_NODE, QUERY_NODE))
     if processes == 3:
-        owner, separate = (mixcoord, streamingnode, proxy), (datanode, querynode)
+        owner, separate = (COORDINATOR, STREAMING_NODE, PROXY), (DATA_NODE, QUERY_NODE)
     else:
-        owner, separate = (mixcoord, streamingnode), (proxy, datanode, querynode)
+        owner, separate = (COORDINATOR, STREAMING_NODE), (PROXY, DATA_NODE, QUERY_NODE)
     groups = [RoleGroup(OWNER, owner), *(RoleGroup(role, (role,)) for role in separate)]
     for added in range(processes - len(groups)):
-        role = (proxy, querynode)[added % 2]
+        role = (PROXY, QUERY_NODE)[added % 2]
         groups.append(RoleGroup(f"{role}-{added // 2 + 2}", (role,)))
     return tuple(groups)
 

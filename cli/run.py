@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
+from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.errors import InvalidRequest
 from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
@@ -79,7 +80,7 @@ def run(
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import ROLE_NAMES, log_url, node_name, standalone
+        from ..actors.standalone import log_url, node_name, standalone
 
         offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
         configure(log.level, log.format, node=name or node_name())

@@ -17,7 +17,8 @@ from ...runtime.clock import add_ms
 from ...runtime.cluster.assigner import assign
 from ...runtime.cluster.assignment_plan import AssignableChannel, AssignableMember, AssignmentRules
 from ...runtime.cluster.coordinator import ClusterCoordinator
-from ...runtime.cluster.decisions import STREAMING_NODE, ClusterView
+from ...runtime.cluster.decisions import ClusterView
+from ...runtime.cluster.roles import STREAMING_NODE
 from ...runtime.errors import (
     ActorStopped,
     CollectionExists,
@@ -114,6 +115,7 @@ class MixCoord(Role):
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
+        self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(coordinator.run(), name="cluster")
         self.spawn_task(self._lead(), name="leadership")
 

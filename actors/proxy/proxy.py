@@ -69,6 +69,7 @@ class Proxy(Role):
     async def prepare(self) -> None:
         for collection in self.catalog.catalog.collections.values():
             self._metrics.watch(collection)
+        self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._lines.run(), name="write lines")
 
     async def _ready(self, _: Request) -> Answer:

@@ -74,6 +74,7 @@ class QueryNode(CollectionReaderRole):
     async def prepare(self) -> None:
         await super().prepare()
         await self.node.make_event_channel(self.node.names.query_events)
+        self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._publish_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from ...runtime.errors import Unavailable
 from ..write_requests import DoorPlace
 
-DOORS_MAX = (
-    10_000  # doors and producers; of one that is forgotten a part is refused, until its door sends it as a first
-)
+DOORS_MAX = 10_000  # doors and producers; of one that is forgotten a part is taken that its door sends as a first
 
 
 class DoorOrder:

@@ -70,13 +70,14 @@ class GrantedChannels:
         channels = self._catalog.catalog.channels
         return {name: state for name, state in channels.items() if state.owner == self._node.incarnation}
 
-    async def extend(self, limit: int) -> bool:
+    async def extend(self) -> bool:
         """Raise the limits of what is stamped and promised in the channels that are open; returns whether that is done.
         Where the log does not take it, the owner stops at the limits that it has."""
         checkpoints = self._owner.checkpoints()
         terms = {name: term for name, term in self._active.items() if self._has(name, term)}
         if not terms:
             return True
+        limit = self._next_limit()
         try:
             await self._propose("renewed", {name: (term, limit, checkpoints[name]) for name, term in terms.items()})
         except TidewalError as error:  # one of them may have changed hands
@@ -93,8 +94,7 @@ class GrantedChannels:
             if term in state.fences:  # this process has had it, before its owner was restarted
                 raise PreconditionFailed(f"term {term} of {name} was used")
             if state.limit <= add_ms(self._node.clock.now(), LIMIT_MS // 4):  # the leader's clock is behind this one's
-                limit = timestamp_limit(self._node.clock.clock.wall_ms(), self._node.clock.last, LIMIT_MS)
-                await self._propose("renewed", {name: (term, limit, b"")})
+                await self._propose("renewed", {name: (term, self._next_limit(), b"")})
             message_bytes = (await self._node.wal.describe(name)).max_message_bytes
             self._unflushed.begin_recovery([name])
             fence = await self._owner.acquire(_grant(name, state))
@@ -136,6 +136,10 @@ class GrantedChannels:
                 await asyncio.sleep(AGAIN_S)
         if name not in self._mine():  # else the next term decides what is open there
             self._owner.lose(name)
+
+    def _next_limit(self) -> int:
+        clock = self._node.clock
+        return timestamp_limit(clock.clock.wall_ms(), clock.last, LIMIT_MS)
 
     def _has(self, name: str, term: int) -> bool:
         """Whether the catalog says that the channel is this node's, under this term."""

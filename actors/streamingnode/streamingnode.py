@@ -10,7 +10,6 @@ from functools import partial
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
-from ...runtime.cluster.limits import LIMIT_MS, timestamp_limit
 from ...runtime.errors import (
     BadRecord,
     CollectionNotFound,
@@ -131,8 +130,7 @@ class StreamingNode(Role):
         pause_s = EXTEND_S
         while True:
             await asyncio.sleep(pause_s)
-            limit = timestamp_limit(self.node.clock.clock.wall_ms(), self.node.clock.last, LIMIT_MS)
-            pause_s = EXTEND_S if await self._grants.extend(limit) else EXTEND_AGAIN_S
+            pause_s = EXTEND_S if await self._grants.extend() else EXTEND_AGAIN_S
 
     async def _tick_idle_channels(self) -> None:
         """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its

@@ -80,7 +80,7 @@ class ClusterCoordinator:
         if self._catalog.leader.node == self._cluster.author and not self._catalog.leads:
             await self._catalog.claim(self._cluster.author)  # an earlier life of this coordinator led
         view = self.view()
-        decision = decide(view, self._assign(view))
+        decision = decide(view, self._assign(view) if self.leads else {})
         moved = decision.claim
         for incarnation in decision.evict:
             with suppress(PreconditionFailed):  # another coordinator came before it

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import xxhash
-
 from ..catalog.catalog import Catalog, PChannelState
 from ..replicated.records import Claim, Event
 from .limits import LIMIT_MS, timestamp_limit
-from .state import ClusterState, NodeMember
-
-COORDINATOR, STREAMING_NODE = "mixcoord", "streamingnode"  # roles, as members register them
+from .roles import COORDINATOR, STREAMING_NODE
+from .state import ClusterState, rendezvous_rank
 
 Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is to own it
 
@@ -57,13 +54,8 @@ def decide(view: ClusterView, wanted: Assignment) -> ClusterDecision:
 
 def _first_coordinator(cluster: ClusterState) -> str:
     """The one of all that may lead that is to; none that is about to leave while there are others."""
-    return min(((member.draining, member.incarnation) for member in _with_role(cluster, COORDINATOR)), default=(0, ""))[
-        1
-    ]
-
-
-def _with_role(cluster: ClusterState, role: str) -> Iterable[NodeMember]:
-    return (member for member in cluster.members.values() if role in member.roles)
+    able = [(member.draining, member.incarnation) for member in cluster.with_role(COORDINATOR)]
+    return min(able)[1] if able else ""
 
 
 def _grants(view: ClusterView, wanted: Assignment) -> tuple[Event, ...]:
@@ -93,14 +85,9 @@ def _grant(view: ClusterView, node: str, names: Iterable[str]) -> Event:
 
 
 def assign_by_rendezvous(view: ClusterView, channels: Iterable[str]) -> Assignment:
-    """Each channel to the member with the role that ranks first for it, by a hash of both names: when a node comes or
-    goes, only its own channels are another's. A node that was restarted has them again. Those that are silent get
+    """Each channel to the member with the role that ranks first for it (`rendezvous_rank`). Those that are silent get
     none."""
-    nodes = [member for member in _with_role(view.cluster, STREAMING_NODE) if member.incarnation not in view.silent]
+    nodes = [member for member in view.cluster.with_role(STREAMING_NODE) if member.incarnation not in view.silent]
     if not nodes:
         return {}
-    return {channel: max(nodes, key=lambda node: _rank(channel, node)).incarnation for channel in channels}
-
-
-def _rank(channel: str, node: NodeMember) -> tuple[int, str]:
-    return xxhash.xxh3_64_intdigest(f"{channel} {node.name}".encode()), node.incarnation
+    return {channel: max(nodes, key=lambda node: rendezvous_rank(channel, node)).incarnation for channel in channels}

@@ -26,6 +26,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
+import xxhash
+
 from ..errors import PreconditionFailed
 from ..replicated.records import FIRST_LEVEL, Event, apply_by_kind, typed
 
@@ -114,6 +116,13 @@ class NodeMember:
         )
 
 
+def rendezvous_rank(subject: str, member: NodeMember) -> tuple[int, str]:
+    """The rank of a member for `subject`, by a hash of both names; of two lives of one name the later one has the
+    higher. Each subject is for the member that ranks highest: when a node comes or goes, only what is its own changes
+    hands, and a node that was restarted has the same again."""
+    return xxhash.xxh3_64_intdigest(f"{subject} {member.name}".encode()), member.incarnation
+
+
 @dataclass(frozen=True, slots=True)
 class GoneNode:
     """A process that was a member: how it ended, and the lease that it relied on."""
@@ -132,6 +141,10 @@ class ClusterState:
         self.members: dict[str, NodeMember] = {}  # by incarnation
         self.gone: dict[str, GoneNode] = {}  # those that ended last at the end
         self.longest_lease_ms: int = 0
+
+    def with_role(self, role: str) -> list[NodeMember]:
+        """The members that offer `role`."""
+        return [member for member in self.members.values() if role in member.roles]
 
     def apply(self, event: Event) -> None:
         """`StateMachine.apply`."""

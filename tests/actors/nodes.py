@@ -13,7 +13,8 @@ from typing import Any
 
 from tests.actors.conftest import PEOPLE, in_place
 from tidewal.actors.client import Client
-from tidewal.actors.standalone import ROLE_NAMES, Standalone
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tidewal.actors.client import ROLES
 from tidewal.actors.standalone import Standalone
+from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.metrics.server import Health
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
@@ -20,7 +20,7 @@ async def test_a_node_is_well_while_its_roles_run_and_time_goes_on(home) -> None
         await home.elapse(10)
         health = node.health()
         assert health.ok
-        assert health.details["roles"] == dict.fromkeys(ROLES, "running")
+        assert health.details["roles"] == dict.fromkeys(ROLE_NAMES, "running")
         assert health.details["watermark_age_s"] <= 1.0
 
 

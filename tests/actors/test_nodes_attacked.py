@@ -15,9 +15,9 @@ from tests.actors.nodes import LEASE_S, NUMBERS, Nodes, role_of
 from tests.actors.test_nodes import three  # noqa: F401 -- a fixture
 from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
-from tidewal.actors.standalone import ROLE_NAMES
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.catalog.catalog import Collection
+from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.errors import DeadlineExceeded, Overloaded, TidewalError
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.tables.table_store import LOG

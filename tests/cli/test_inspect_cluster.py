@@ -13,11 +13,12 @@ import pytest
 
 from tests.commands import Command
 from tests.stored_cluster import ALL_ROLES, LIMIT, UNTIL, stored_node
-from tidewal.actors import client
-from tidewal.cli.inspect_cluster import ENDED_SHOWN, ROLES, described
+from tidewal.actors.standalone import ROLES
+from tidewal.cli.inspect_cluster import ENDED_SHOWN, described
 from tidewal.cli.stored_cluster import StoredCluster, cluster_of
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.cluster.identity import found_or_check
+from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
@@ -127,7 +128,7 @@ async def test_a_channel_without_an_owner_and_one_whose_owner_was_evicted() -> N
 
 async def test_no_leader_two_of_one_name_and_a_role_that_no_member_offers() -> None:
     async def work(wal: Wal) -> None:
-        async with stored_node(wal, "a-1", roles=ROLES[:3]), stored_node(wal, "a-2", roles=ROLES[2:4]):
+        async with stored_node(wal, "a-1", roles=ROLE_NAMES[:3]), stored_node(wal, "a-2", roles=ROLE_NAMES[2:4]):
             pass
 
     _, told = await told_of(work)
@@ -236,4 +237,4 @@ def test_a_log_is_still_inspected_without_a_name(command: Command, tmp_path: Pat
 
 
 def test_the_roles_are_those_of_nodes() -> None:
-    assert ROLES == client.ROLES
+    assert tuple(role.role for role in ROLES) == ROLE_NAMES

@@ -35,7 +35,8 @@ from tidewal.cli.child_process import (
 )
 from tidewal.cli.process_metrics import MergedMetrics, fetch, merge_pages
 from tidewal.cli.processes import ProcessSupervisor, forwarded_options
-from tidewal.cli.role_groups import ROLE_NAMES, RoleGroup, divide_roles, stopping_order
+from tidewal.cli.role_groups import RoleGroup, divide_roles, stopping_order
+from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import ConfigError, InvalidRequest, TidewalError, Unavailable
 from tidewal.runtime.metrics.metrics import Metrics

@@ -11,10 +11,11 @@ from ...catalog.catalog_log import CatalogLog
 from ...clock import HybridClock, add_ms
 from ...cluster.cluster_log import ClusterLog
 from ...cluster.coordinator import ClusterCoordinator
-from ...cluster.decisions import COORDINATOR, STREAMING_NODE, assign_by_rendezvous
+from ...cluster.decisions import assign_by_rendezvous
 from ...cluster.detector import SilenceDetector
 from ...cluster.limits import timestamp_limit
 from ...cluster.membership import NodeMembership
+from ...cluster.roles import COORDINATOR, STREAMING_NODE
 from ...cluster.state import NodeMember
 from ...errors import Fenced, PreconditionFailed, TidewalError, Unavailable
 from ...log.names import Names
