@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
-import socket
 import sys
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,6 +31,7 @@ from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
 from ..runtime.nearest import nearest
+from ..runtime.node_name import node_name
 from ..runtime.tables.table_store import StoreUri, open_tables
 from ..runtime.waiting import ended
 from .client import Client
@@ -336,11 +335,6 @@ def _start_number() -> int:
         return next(_starts.setdefault(asyncio.get_running_loop(), itertools.count()))
     except RuntimeError:  # it is made before its loop runs
         return next(_starts_without_loop)
-
-
-def node_name() -> str:
-    """The default name of a node: the host and the process id."""
-    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _absolute(directory: str | Path) -> Path:

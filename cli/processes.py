@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import cast
 
 import typer
 
 from ..runtime.config.settings import Settings
+from ..runtime.node_name import node_name
 from ..runtime.signals import Interrupted, until_stopped
 from ..runtime.waiting import ended
+from .addresses import Addresses, print_addresses
 from .child_process import ChildProcess, Command, Pause, python_command
 from .logging_setup import LogFormat, LogLevel, configure, failures_as_lines
 from .process_metrics import HOST, MergedMetrics, ProcessesServer
@@ -25,9 +25,6 @@ from .role_groups import RoleGroup, divide_roles, stopping_order
 _log = logging.getLogger("tidewal.processes")
 
 STOP_MARGIN_S = 5.0  # for what a process does beside stopping its roles: closing the log, ending its interpreter
-
-Addresses = Mapping[str, object]
-"""What `tidewal run` prints of a node, and `processes`: the process ids by the names of the groups."""
 
 
 def run_processes(
@@ -50,7 +47,7 @@ def run_processes(
     error of a process that cannot begin.
     """
     log = settings.log
-    name = name or f"{socket.gethostname()}-{os.getpid()}"
+    name = name or node_name()
     configure(log.level, log.format, node=name)
     options = forwarded_options(data=data, config=config, wal=wal, log_level=log_level, log_format=log_format)
 
@@ -62,7 +59,7 @@ def run_processes(
     supervisor = ProcessSupervisor(divide_roles(processes), command, settings=settings, name=name)
     try:
         with failures_as_lines(log.format):
-            asyncio.run(until_stopped(supervisor.run(lambda where: _print_addresses(where, as_json))))
+            asyncio.run(until_stopped(supervisor.run(lambda where: print_addresses(where, as_json))))
     except Interrupted:
         if not as_json:
             typer.echo("drained")
@@ -186,16 +183,3 @@ class ProcessSupervisor:
 async def _all_ready(children: Iterable[ChildProcess]) -> None:
     for child in children:
         await child.ready.wait()
-
-
-def _print_addresses(where: Addresses, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(where))
-        return
-    processes = cast("Mapping[str, int | None]", where["processes"])
-    lines = [(name, address) for name, address in where.items() if name != "processes"]
-    lines += [(name, f"process {pid}") for name, pid in processes.items()]
-    width = max(8, *(len(name) for name, _ in lines))
-    for name, shown in lines:
-        typer.echo(f"{name:{width}} {shown}")
-    typer.echo("running; Ctrl-C ends it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.errors import InvalidRequest
+from .addresses import print_addresses
 from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
 from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
@@ -56,6 +56,7 @@ def run(
 
     from ..runtime.config.loading import embedded_directory, load_settings
     from ..runtime.log.redaction import shown_url
+    from ..runtime.node_name import node_name
     from ..runtime.signals import Interrupted, until_stopped
 
     configure(log_level or LogLevel.info, log_format or LogFormat.text)  # for what is said of the settings themselves
@@ -80,7 +81,7 @@ def run(
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import log_url, node_name, standalone
+        from ..actors.standalone import log_url, standalone
 
         offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
         configure(log.level, log.format, node=name or node_name())
@@ -91,7 +92,7 @@ def run(
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
-            _print_addresses(where, as_json)
+            print_addresses(where, as_json)
             await node.run()
 
     try:
@@ -121,12 +122,3 @@ def _warn_of_other_tables(url: str, home: Path) -> None:
             home.absolute() / "tables",
             directory,
         )
-
-
-def _print_addresses(where: dict[str, str], as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(where))
-    else:
-        for name, address in where.items():
-            typer.echo(f"{name:8} {address}")
-        typer.echo("running; Ctrl-C ends it")
