@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import io
+import os
 import re
 import struct
 import subprocess
@@ -12,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 import pytest
 import typer
@@ -72,7 +74,17 @@ def as_processes(*program: str, cwd: Path) -> Iterator[Start]:
         process.kill()
         process.wait()
         assert process.stdout is not None
-        process.stdout.close()
+        if not process.stdout.closed:
+            _show_unread(process.stdout)
+            process.stdout.close()
+
+
+def _show_unread(output: IO[str]) -> None:
+    """Print what a process printed and nobody has read: pytest shows it where a test fails. Not to its end, which does
+    not come while a process that was started by it lives."""
+    os.set_blocking(output.fileno(), False)
+    unread = cast("io.TextIOWrapper", output).buffer.read() or b""
+    print(unread.decode(errors="replace"), end="")
 
 
 def tracebacks(output: str) -> bool:

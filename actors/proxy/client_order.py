@@ -11,7 +11,7 @@ from ...runtime.clock import Clock
 from ...runtime.rpc.server import Request
 
 CLIENTS_MAX = 10_000  # of one that is forgotten a write is taken once those before it are done
-HELD_S = 2.0  # then its client has repeated it, and says anew what comes before it
+HELD_S = 2.0  # then its client has repeated it, or given up
 
 
 class _Held(NamedTuple):
@@ -23,18 +23,20 @@ class _Held(NamedTuple):
 @dataclass(slots=True)
 class _Client:
     last: int = 0  # the last write that was taken
-    held: dict[int, _Held] = field(default_factory=dict[int, _Held])  # by number
+    held: set[int] = field(default_factory=set[int])  # numbers
 
 
 class ClientOrder:
     """The order of each client's writes at this door. Requests may be lost and are repeated, also at a door that has
     had none of the client's before. Each says which write of its client, of unknown outcome, comes before it (`after`,
-    0 for none): until that was taken here, or its outcome is known, it is held. What is held is bounded by
-    `limit_bytes`; the rest is ignored, and repeated by its client."""
+    0 for none): until that was taken here, it is held. A repetition takes the place of what is held, for it says anew
+    what comes before it: the outcome of that may be known by then, and no door ever gets it again. What is held is
+    bounded by `limit_bytes`; the rest is left to be repeated."""
 
     def __init__(self, clock: Clock, limit_bytes: int) -> None:
         self._clock, self._limit_bytes = clock, limit_bytes
         self._clients: OrderedDict[str, _Client] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()  # by producer and number; the oldest first
         self._held_bytes = 0
 
     def take(self, request: Request) -> Sequence[Request]:
@@ -42,11 +44,13 @@ class ClientOrder:
         match [request.params.get(name) for name in ("producer", "pseq", "after")]:
             case [str() as producer, int() as pseq, int() as after]:
                 client = self._client(producer)
+                if pseq in client.held:
+                    self._let_go(producer, pseq)
                 if pseq > client.last and after > client.last:
-                    self._hold(client, pseq, request, after)
+                    self._hold(producer, pseq, request, after)
                     return ()
                 client.last = max(client.last, pseq)
-                return [request, *self._released(client)]
+                return [request, *self._released(producer, client)]
             case _:
                 return [request]  # not in any order
 
@@ -54,31 +58,32 @@ class ClientOrder:
         client = self._clients.setdefault(producer, _Client())
         self._clients.move_to_end(producer)
         if len(self._clients) > CLIENTS_MAX:
-            _, forgotten = self._clients.popitem(last=False)
-            for number in list(forgotten.held):
-                self._give_back(forgotten, number)
+            forgotten, state = next(iter(self._clients.items()))
+            for number in list(state.held):
+                self._let_go(forgotten, number)
+            del self._clients[forgotten]
         return client
 
-    def _hold(self, client: _Client, pseq: int, request: Request, after: int) -> None:
+    def _hold(self, producer: str, pseq: int, request: Request, after: int) -> None:
+        request.ignore()  # so that a repetition comes here, too
         now_s = self._clock.monotonic()
-        for number in [number for number, held in client.held.items() if now_s - held.since_s > HELD_S]:
-            self._give_back(client, number)
-        if pseq in client.held or self._held_bytes + len(request.body) > self._limit_bytes:
-            request.ignore()
-            return
-        client.held[pseq] = _Held(request, after, now_s)
-        self._held_bytes += len(request.body)
+        while self._held and now_s - next(iter(self._held.values())).since_s > HELD_S:
+            self._let_go(*next(iter(self._held)))
+        if self._held_bytes + len(request.body) <= self._limit_bytes:
+            self._held[producer, pseq] = _Held(request, after, now_s)
+            self._clients[producer].held.add(pseq)
+            self._held_bytes += len(request.body)
 
-    def _give_back(self, client: _Client, number: int) -> None:
-        held = client.held.pop(number)
-        self._held_bytes -= len(held.request.body)
-        held.request.ignore()
+    def _let_go(self, producer: str, pseq: int) -> Request:
+        request = self._held.pop((producer, pseq)).request
+        self._clients[producer].held.discard(pseq)
+        self._held_bytes -= len(request.body)
+        return request
 
-    def _released(self, client: _Client) -> Iterator[Request]:
+    def _released(self, producer: str, client: _Client) -> Iterator[Request]:
         """The writes of which the one before was taken now."""
-        while due := [number for number, held in client.held.items() if held.after <= client.last]:
-            number = min(due)
-            request = client.held.pop(number).request
-            self._held_bytes -= len(request.body)
-            client.last = max(client.last, number)
+        while due := [number for number in client.held if self._held[producer, number].after <= client.last]:
+            request = self._let_go(producer, min(due))
+            client.last = max(client.last, min(due))
+            request.serve()
             yield request

@@ -56,8 +56,12 @@ class Request:
         self._server.answer(self, reply_tags(False, to_wire(error)), b"")
 
     def ignore(self) -> None:
-        """Do not answer: that is for another server of the role, on another node."""
+        """Do not answer: that is for another server of the role, on another node, or for a repetition."""
         self._server.forget(self)
+
+    def serve(self) -> None:
+        """Answer it all the same, after `ignore`."""
+        self._server.remember(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,10 @@ class RpcServer:
     def forget(self, request: Request) -> None:
         """Treat a repetition of `request` as new."""
         self._working.discard((request.client, request.number))
+
+    def remember(self, request: Request) -> None:
+        """Leave repetitions of `request` from now on: it is being served."""
+        self._working.add((request.client, request.number))
 
     def answer(self, request: Request, tags: Tags, body: Payload) -> None:
         """Send the reply to `request`, and remember it if it is small."""

@@ -24,7 +24,7 @@ class Asked:
     after: int
     producer: str = "p"
     body: bytes = b"row"
-    ignored: bool = False
+    ignored: bool = False  # and its repetitions come in
     params: dict[str, object] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,6 +32,9 @@ class Asked:
 
     def ignore(self) -> None:
         self.ignored = True
+
+    def serve(self) -> None:
+        self.ignored = False
 
 
 def taken(order: ClientOrder, *asked: Asked) -> list[int]:
@@ -65,22 +68,26 @@ def test_a_repetition_is_taken_again(order: ClientOrder) -> None:
     assert taken(order, Asked(1, 0), Asked(2, 1), Asked(1, 0)) == [1, 2, 1]
 
 
-def test_what_was_held_for_long_is_given_back_so_that_its_client_says_anew_what_comes_before(
-    order: ClientOrder, clock: VirtualClock
-) -> None:
-    held = Asked(5, 4)
-    assert taken(order, held) == []
-    clock.advance(HELD_S + 0.1)
-    assert taken(order, Asked(6, 5)) == []
-    assert held.ignored
-    assert taken(order, Asked(5, 0)) == [5, 6]
+def test_a_repetition_says_anew_what_comes_before(order: ClientOrder) -> None:
+    """Another door has had what came before, and all that the client still has under way is held here."""
+    held = [Asked(5, 4), Asked(6, 5), Asked(7, 6)]
+    assert taken(order, *held) == []
+    assert all(each.ignored for each in held), "or no repetition would get here"
+    assert taken(order, Asked(6, 5), Asked(5, 0)) == [5, 6, 7]
+    assert not held[2].ignored, "its repetitions are none of the order's any more"
 
 
 def test_what_is_held_is_bounded(order: ClientOrder) -> None:
     fits, too_much = Asked(2, 1, body=b"x" * 60), Asked(3, 2, body=b"x" * 60)
     assert taken(order, fits, too_much) == []
-    assert (fits.ignored, too_much.ignored) == (False, True)
     assert taken(order, Asked(1, 0)) == [1, 2]
+
+
+def test_what_clients_have_given_up_takes_no_room(order: ClientOrder, clock: VirtualClock) -> None:
+    assert taken(order, Asked(2, 1, "gone", b"x" * 60)) == []
+    clock.advance(HELD_S + 0.1)
+    assert taken(order, Asked(2, 1, body=b"x" * 60)) == []
+    assert taken(order, Asked(1, 0, "gone"), Asked(1, 0)) == [1, 1, 2]
 
 
 def test_writes_that_are_in_no_order_are_taken(order: ClientOrder) -> None:

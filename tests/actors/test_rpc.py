@@ -66,3 +66,19 @@ async def test_every_write_happens_once_and_every_question_is_answered(home, see
         await insist(lambda: client.create_collection(home.PEOPLE, deadline_s=300))
         assert await insist(lambda: client.count("people", consistency="strong", deadline_s=300)) == 0
     assert home.faults.trace, "the plan did nothing: the test shows nothing"
+
+
+async def test_writes_behind_one_that_another_door_has_had_are_taken_once_its_outcome_is_known(home) -> None:
+    """All that a client has under way comes to a door that never gets the write before: nothing but its repetitions
+    comes to release it."""
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(0))
+        elsewhere = next(client._pseqs)
+        client._writing[elsewhere] = None
+        writes = [asyncio.ensure_future(client.insert("people", home.people(key))) for key in (1, 2, 3)]
+        await home.elapse(0.1)
+        assert not any(write.done() for write in writes)
+        del client._writing[elsewhere]
+        async with asyncio.timeout(3):
+            await asyncio.gather(*writes)
