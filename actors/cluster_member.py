@@ -16,7 +16,7 @@ from ..runtime.cluster.detector import SilenceDetector
 from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.roles import STREAMING_NODE
-from ..runtime.cluster.state import ClusterState, NodeMember, rendezvous_rank
+from ..runtime.cluster.state import ClusterState, NodeMember, Report, rendezvous_rank
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
 from ..runtime.log.names import Names
@@ -56,6 +56,7 @@ class ClusterMember:
         # With such a log, only the process that has it open may own channels.
         self._sole = wal.capabilities.one_node and STREAMING_NODE in roles
         self._lag_s: Callable[[], float] = lambda: 0.0
+        self.report: Callable[[], Report] = dict[str, Any]  # what it says of itself with each renewal, on any thread
         self._membership = NodeMembership(
             self.log,
             clock.clock,
@@ -68,6 +69,7 @@ class ClusterMember:
                 since_ms=clock.clock.wall_ms(),
             ),
             may_renew=lambda: self._lag_s() < lease_s,
+            report=lambda: self.report(),
             unwritten=wal.capabilities.one_node,
         )
         self.detector: SilenceDetector = SilenceDetector(

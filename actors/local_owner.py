@@ -15,7 +15,8 @@ from ..runtime.ownership import Appended, SyncPoint
 @dataclass(slots=True)
 class WritePart:
     """What a door asks an owner to append: records of rows, each with its pchannel. They fit the collection of this
-    id and schema version, as the door knows it. `producer` and `pseq` are the client's."""
+    id and schema version, as the door knows it. `producer` and `pseq` are the client's. `channels` counts the pchannels
+    of the whole write, of which this may be the part of one owner."""
 
     collection: str
     collection_id: int
@@ -25,6 +26,7 @@ class WritePart:
     pseq: int
     rows: int
     digest: int = 0
+    channels: int = 0
 
 
 class PChannelOwner(Protocol):
@@ -114,6 +116,12 @@ class LocalOwner:
         if self.belongs_to(owner):
             self._owner = None
             self.close_all()
+
+    def grant(self, channels: frozenset[str]) -> None:
+        """The catalog says that these channels are this process'."""
+        if channels != self.granted:
+            self.granted = channels
+            self.wake()
 
     def open(self, message_bytes: Mapping[str, int]) -> None:
         """These channels take appends from now on."""

@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
-from ..runtime.cluster.roles import ROLE_NAMES
+from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
@@ -58,7 +58,7 @@ _starts_without_loop = itertools.count()
 # channels back.
 ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
-
+HAND_OVER_S = 2.0  # of a node that ends, without a channel that moves
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
 
@@ -180,8 +180,19 @@ class Standalone:
         began_s = self.node.clock.clock.monotonic()
         _log.info("node %s is draining", self.node.name)
         await self.node.cluster.drain()
+        if self.node.cluster.has_other(STREAMING_NODE):
+            await self._hand_over()
         await self._stack.aclose()
         _log.info("node %s has drained in %.1f s", self.node.name, self.node.clock.clock.monotonic() - began_s)
+
+    async def _hand_over(self) -> None:
+        """Let the channels of this node move to others, one after another while the rest take appends, until it has
+        none, or nothing has moved for `HAND_OVER_S`: it then releases those that are left as it stops."""
+        owner = self.node.local_owner
+        with suppress(TimeoutError):
+            while owner.granted:
+                async with asyncio.timeout(HAND_OVER_S):
+                    await owner.changed()
 
     @checked
     def client(self, name: str = "") -> Client:

@@ -47,6 +47,7 @@ def write_request(part: WritePart, place: DoorPlace, until: int) -> tuple[Mappin
         "pseq": part.pseq,
         "rows": part.rows,
         "digest": part.digest,
+        "channels": part.channels,
         "records": records,
         "place": [place.door, place.number, place.after],
         "until": until,
@@ -77,6 +78,7 @@ def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
         params["pseq"],
         params["rows"],
         params["digest"],
+        params["channels"],
     )
 
 

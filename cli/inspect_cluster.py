@@ -27,9 +27,9 @@ from .stored_cluster import StoredCluster, cluster_of
 ENDED_SHOWN = 10  # in the table; the log remembers more
 
 LEADER_COLUMNS = ("node", "incarnation", "term")
-MEMBER_COLUMNS = ("node", "incarnation", "roles", "lease_ms", "host", "address", "since", "age_s", "report")
+MEMBER_COLUMNS = ("node", "incarnation", "state", "roles", "lease_ms", "host", "address", "since", "age_s", "report")
 ENDED_COLUMNS = ("incarnation", "how", "time", "lease_ms")
-PCHANNEL_COLUMNS = ("channel", "node", "term", "active", "until", "collections")
+PCHANNEL_COLUMNS = ("channel", "node", "term", "active", "until", "moves_to", "pinned_to", "collections")
 
 
 @logged
@@ -60,12 +60,13 @@ def described(found: StoredCluster, now_ms: int) -> dict[str, Any]:
         "leader": {"node": found.name_of(leader.node), "incarnation": leader.node, "term": leader.term}
         if leader.node
         else None,
-        "members": [_member(each, found.heard.get(each.incarnation), now_ms) for each in _sorted_members(found)],
+        "members": [_member(found, each, now_ms) for each in _sorted_members(found)],
         "ended": [
             {"incarnation": name, "how": gone.how, "time": _time(found.ended.get(name)), "lease_ms": gone.lease_ms}
             for name, gone in reversed(found.nodes.gone.items())
         ],
         "pchannels": [_pchannel(found, name, state) for name, state in sorted(_pchannels(found.catalog).items())],
+        "balance": found.catalog.wishes.balance,
         "conditions": list(conditions(found)),
     }
 
@@ -74,10 +75,12 @@ def _sorted_members(found: StoredCluster) -> list[NodeMember]:
     return sorted(found.nodes.members.values(), key=lambda member: (member.name, member.incarnation))
 
 
-def _member(member: NodeMember, heard: int | None, now_ms: int) -> dict[str, Any]:
+def _member(found: StoredCluster, member: NodeMember, now_ms: int) -> dict[str, Any]:
+    heard = found.heard.get(member.incarnation)
     return {
         "node": member.name,
         "incarnation": member.incarnation,
+        "state": "ending" if member.draining else found.catalog.wishes.nodes.get(member.name),
         "roles": list(member.roles),
         "lease_ms": member.lease_ms,
         "level": member.level,
@@ -120,6 +123,8 @@ def _pchannel(found: StoredCluster, name: str, state: PChannelState) -> dict[str
         "active": bool(state.owner) and state.term in state.fences,
         "limit": state.limit,
         "until": shown_time(state.limit),
+        "moves_to": found.name_of(state.target),
+        "pinned_to": found.catalog.wishes.pins.get(name),
         "collections": sorted(
             collection.name
             for collection in found.catalog.collections.values()
@@ -174,6 +179,9 @@ def _of_owners(found: StoredCluster) -> Iterator[str]:
             yield f"the owner {owner} is no member{_how_it_ended(found, owner)}, and has: {', '.join(names)}"
         else:
             yield f"no node owns: {', '.join(names)}"
+    for name, node in found.catalog.wishes.pins.items():
+        if node not in (member.name for member in found.nodes.members.values()):
+            yield f"{name} is pinned to {node}, which is no member"
 
 
 def _how_it_ended(found: StoredCluster, incarnation: str) -> str:

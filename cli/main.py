@@ -41,6 +41,12 @@ COMMANDS = {
     "inspect": "Show what a log has: its channels with their policies, the catalog and the stored cuts; or its "
     "cluster's nodes.",
     "evict": "End the lease of a cluster's node, so that others get what it has.",
+    "drain": "Move all channels of a node to others, and wait until it has none.",
+    "cordon": "Let a node get no more channels; it keeps what it has.",
+    "uncordon": "Let a node that was cordoned or drained get channels again.",
+    "move": "Move a pchannel to a node, and wait until it takes appends there.",
+    "pin": "Let a pchannel be on a node whenever that one is there.",
+    "balance": "Say whether channels move for balance, or show how they lie.",
     "groups": "Show consumer groups, move their positions, drop them.",
     "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",
     "verify": "Check stored data without changing it, and what many nodes rest on.",
@@ -59,6 +65,7 @@ FUNCTIONS = {
     "drop": ("collections", "drop"),
     "delete": ("collections", "delete"),
     "apply": ("insert", "apply"),
+    **{name: ("placement", name) for name in ("drain", "cordon", "uncordon", "move", "pin", "balance")},
 }
 """Module and function of the commands that share a module; each other one is the function of its name in its own."""
 

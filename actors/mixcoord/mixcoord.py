@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection
 from ...runtime.catalog.cuts import Cut, CutEnd
 from ...runtime.clock import add_ms
-from ...runtime.cluster.assigner import assign
-from ...runtime.cluster.assignment_plan import AssignableChannel, AssignableMember, AssignmentRules
+from ...runtime.cluster.channel_assignment import assign_channels
 from ...runtime.cluster.coordinator import ClusterCoordinator
 from ...runtime.cluster.decisions import ClusterView
 from ...runtime.cluster.roles import STREAMING_NODE
@@ -49,6 +48,7 @@ from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from .group_lags import GroupLags
 from .pchannels import Pchannels
+from .placement import Placement
 from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams
 from .schema_differences import differences
@@ -80,6 +80,16 @@ class MixCoord(Role):
         self._first_cut = b""  # the first id that there is, where retention may remove cuts soon
         self._cut_time = 0
         self._pchannels = Pchannels(node, self.catalog)
+        assigned = node.metrics.counter("mixcoord_assignment_total", role_name=STREAMING_NODE)
+        self._coordinator = ClusterCoordinator(
+            self.catalog,
+            node.cluster.log,
+            node.cluster.detector,
+            node.clock,
+            self._assign,
+            on_granted=assigned.inc,
+        )
+        self._placement = Placement(node, self.catalog, self._coordinator.view, self._channels_of_collections)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -88,6 +98,7 @@ class MixCoord(Role):
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
             "cut": Method(self._cut, OfCollection),
+            **self._placement.handlers(),
         }
 
     def on_bad_event(self) -> OnBadRecord:
@@ -104,19 +115,15 @@ class MixCoord(Role):
     async def prepare(self) -> None:
         await self._pchannels.check()
         await self.node.make_event_channel(self.node.names.cuts)
-        cluster, clock = self.node.cluster, self.node.clock
-        assigned = self.node.metrics.counter("mixcoord_assignment_total", role_name=STREAMING_NODE)
-        coordinator = ClusterCoordinator(
-            self.catalog, cluster.log, cluster.detector, clock, self._assign, on_granted=assigned.inc
-        )
+        clock = self.node.clock
         with suppress(*_AWAY, PreconditionFailed, Fenced):  # looked at again at once
-            await coordinator.step()  # so that a node that is alone leads before it is asked for anything
+            await self._coordinator.step()  # so that a node that is alone leads before it is asked for anything
         metrics = self.node.metrics
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
         metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         self.spawn_task(self.owners.run(), name="owners")
-        self.spawn_task(coordinator.run(), name="cluster")
+        self.spawn_task(self._coordinator.run(), name="cluster")
         self.spawn_task(self._lead(), name="leadership")
 
     # ---- leadership -------------------------------------------------------------------------------------------------
@@ -168,26 +175,15 @@ class MixCoord(Role):
 
     def _assign(self, view: ClusterView) -> Mapping[str, str]:
         """Which StreamingNode is to own which pchannel."""
-        members = [
-            AssignableMember(member.incarnation, member.name, frozenset(member.roles), draining=member.draining)
-            for member in view.cluster.members.values()
-            if member.incarnation not in view.silent
-        ]
-        states = view.catalog.channels
-        wanted = {name for collection in view.catalog.collections.values() for name in pchannels_of(collection)}
-        present = {name: [states[name].owner] for name in wanted if name in states and states[name].owner}
-        gone = {owner for [owner] in present.values() if view.is_over(owner)}
-        plan = assign(
-            STREAMING_NODE,
-            members,
-            map(AssignableChannel, wanted),
-            present,
-            now_ms=view.wall_ms,
-            settled=False,
-            ended=gone,
-            rules=AssignmentRules(balance=False),
-        )
+        plan = assign_channels(view, self._channels_of_collections())
+        for move in plan.moves:
+            _log.info(
+                "%s moves from %s to %s: %s", move.channel, move.source, move.target, move.detail or move.reason.value
+            )
         return plan.owners()
+
+    def _channels_of_collections(self) -> set[str]:
+        return {name for collection in self.catalog.catalog.collections.values() for name in pchannels_of(collection)}
 
     async def _warn_of_stray_tables(self) -> None:
         if self.ref.cell.restarts:

@@ -123,6 +123,7 @@ class Proxy(Role):
             params["pseq"],
             batch.rows.num_rows,
             params.get("digest", 0),
+            len(batch.channels),
         )
         left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
         return self.owners.append(part, batch.channels, deadline_s=left_s)

@@ -3,7 +3,8 @@
 The leader grants, and waits for nothing. This node reads its grants and writes its fence, reads the channel up to it,
 and says so in the catalog (`fenced`); once it has read that back, the channel takes appends (guarantee 3). A channel
 that cannot be acquired, or in which the outcome of an append is unknown, it gives up in the catalog (`released`), with
-the highest timestamp that it has used; the leader grants it anew, under a new term, which decides.
+the highest timestamp that it has used; the leader grants it anew, under a new term, which decides. A channel that is to
+move to another node (`move`) it gives up in the same way, once nothing of it is in flight any more.
 """
 
 from __future__ import annotations
@@ -59,11 +60,13 @@ class GrantedChannels:
         """Take each grant as it is read."""
         while True:
             mine = self._mine()
-            self._node.local_owner.granted = frozenset(mine)
+            self._node.local_owner.grant(frozenset(mine))
             for name, state in mine.items():
                 if state.term > self._terms.get(name, 0):
                     self._terms[name] = state.term
                     self._spawn(self._take(name, state), f"take {name}")
+                elif state.target and name in self._active:
+                    self._hand_over(name)
             await self._catalog.changed()
 
     def _mine(self) -> dict[str, PChannelState]:
@@ -112,6 +115,24 @@ class GrantedChannels:
         self._failures.pop(name, None)
         self._active[name] = term
         self._node.local_owner.open({name: message_bytes})
+        now = self._mine().get(name)
+        if now is not None and now.target:
+            self._hand_over(name)
+
+    def _hand_over(self, name: str) -> None:
+        """The channel is to move to another node. Doors hold their writes from here on."""
+        term = self._active.pop(name)
+        self._node.local_owner.close([name])
+        self._spawn(self._release_one(name, term), f"release {name}")
+
+    async def _release_one(self, name: str, term: int) -> None:
+        try:
+            released = await self._owner.release(name)
+        except TidewalError as error:  # it has stalled, and is given up for that
+            _log.info("%s is not released in good order: %s", name, error)
+        else:
+            await self._say_released(name, term, *released)
+            self._unflushed.begin_recovery([name])
 
     def stalled(self, channels: Iterable[str]) -> None:
         """The outcome of an append to `channels` is unknown: a new term decides it. Doors hold their writes."""
@@ -128,14 +149,17 @@ class GrantedChannels:
         failures = self._failures[name] = self._failures.get(name, 0) + 1
         if failures > 1:
             await asyncio.sleep(min(AGAIN_S * 2 ** min(failures, DOUBLINGS_MAX), AGAIN_MAX_S))
+        await self._say_released(name, term, self._node.clock.last, b"")
+        if name not in self._mine():  # else the next term decides what is open there
+            self._owner.lose(name)
+
+    async def _say_released(self, name: str, term: int, limit: int, checkpoint: bytes) -> None:
         while self._has(name, term):
             try:
-                await self._propose("released", {name: (term, self._node.clock.last, b"")})
+                await self._propose("released", {name: (term, limit, checkpoint)})
             except TidewalError as error:
                 _log.warning("%s is not given up, trying again: %s", name, error)
                 await asyncio.sleep(AGAIN_S)
-        if name not in self._mine():  # else the next term decides what is open there
-            self._owner.lose(name)
 
     def _next_limit(self) -> int:
         clock = self._node.clock

@@ -57,6 +57,7 @@ class AppendParams(TypedDict):
     pseq: Number
     rows: Number
     digest: int
+    channels: Number
     records: Annotated[list[Any], PlainValidator(_records)]
     place: Annotated[DoorPlace, PlainValidator(_place)]
     until: Number

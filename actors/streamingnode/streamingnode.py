@@ -39,6 +39,7 @@ from .metrics import StreamingNodeMetrics
 from .requests import AnnounceParams, AppendParams, FlushParams, SyncParams
 from .unflushed import Unflushed
 from .vchannels import VChannels
+from .write_rates import WriteRates
 
 EXTEND_S = 3.0  # the limit lies `LIMIT_MS` ahead
 EXTEND_AGAIN_S = 0.2
@@ -108,6 +109,7 @@ class StreamingNode(Role):
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
         node.cluster.on_confirmed(self._on_confirmed)
+        node.cluster.report = WriteRates(self._owner.written_bytes, node.clock.clock).report
         self._local.join(self)
 
     # ---- ownership --------------------------------------------------------------------------------------------------
@@ -185,7 +187,12 @@ class StreamingNode(Role):
             size = sum(len(record.body) for _, record in part.records)
             self._unflushed.check(collection.name, collection.vchannels, size)
         appended = self._owner.append(
-            part.records, producer=part.producer, pseq=part.pseq, rows=part.rows, digest=part.digest
+            part.records,
+            producer=part.producer,
+            pseq=part.pseq,
+            rows=part.rows,
+            digest=part.digest,
+            channels=part.channels,
         )
         appended.add_done_callback(partial(self._count, part.records))
         return appended

@@ -14,10 +14,13 @@ version, stops every reader: `FormatTooNew`.
     grant     node, channels, limit     pchannels (name -> term and the one before) belong to a node; it may stamp up to
                                         `limit`
     fenced    channels                  the fences (name -> term and message id) of the present grants are in the log
+    move      channels, at_ms           the owners of pchannels are to give them up for other nodes (name -> term and
+                                        node; "" takes that back); decided at this wall-clock time of the leader
     released  channels                  their owner gives pchannels (name -> its term, limit and checkpoint) up: it used
                                         no timestamp above the limit; the next owner must read from the checkpoint, or,
                                         where that is empty, from the last one
     renewed   channels                  a longer limit for pchannels, and where the next owner must read from (as above)
+    place     wishes                    what operators want of the assignment from now on (`PlacementWishes`)
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
 
@@ -32,7 +35,7 @@ pass its limit, and owners that fail one after another carry no clock ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import BadRecord, CollectionNotFound, PreconditionFailed
@@ -43,6 +46,7 @@ from ..replicated.fold import Fold
 from ..replicated.records import Event, apply_by_kind, typed
 from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
+from .placement_wishes import PlacementWishes
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 NODE_KINDS = frozenset({"fenced", "released", "renewed"})
@@ -94,7 +98,9 @@ class Collection:
 @dataclass(slots=True)
 class PChannelState:
     """The ownership of a pchannel. Timestamps above `limit` were never given out in it; `previous_limit` is the limit
-    of the terms before that took appends."""
+    of the terms before that took appends. `target` is the node that is to have it next, "" for none: its owner gives it
+    up for that one. `moved_ms` is when the last move was decided, 0 for never. `failed_on` is the node that gave the
+    channel up last, where it had not got so far that it was open."""
 
     owner: str = ""
     term: int = 0
@@ -102,6 +108,9 @@ class PChannelState:
     previous_limit: int = 0
     checkpoint: bytes = b""
     fences: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    target: str = ""
+    moved_ms: int = 0
+    failed_on: str = ""
 
     @property
     def used_limit(self) -> int:
@@ -118,6 +127,7 @@ class Catalog:
         self.next_id: int = 1
         self.collections: dict[str, Collection] = {}
         self.channels: dict[str, PChannelState] = {}
+        self.wishes: PlacementWishes = PlacementWishes()
 
     def apply(self, event: Event) -> None:
         """`StateMachine.apply`."""
@@ -150,12 +160,10 @@ class Catalog:
 
     def snapshot(self) -> dict[str, Any]:
         """`StateMachine.snapshot`."""
-        channels = {
-            name: (state.owner, state.term, state.limit, state.previous_limit, state.checkpoint, state.fences)
-            for name, state in self.channels.items()
-        }
+        channels = {name: astuple(state) for name, state in self.channels.items()}
         collections = [collection.to_wire() for collection in self.collections.values()]
-        return {"next_id": self.next_id, "collections": collections, "channels": channels}
+        wishes = self.wishes.to_wire()
+        return {"next_id": self.next_id, "collections": collections, "channels": channels, "wishes": wishes}
 
     def restore(self, snapshot: Any) -> None:
         """`StateMachine.restore`."""
@@ -163,11 +171,12 @@ class Catalog:
         collections = [Collection.from_wire(wire) for wire in snapshot["collections"]]
         channels = {
             name: PChannelState(
-                owner, typed(term, int), typed(limit, int), typed(previous, int), checkpoint, dict(fences)
+                owner, typed(term, int), typed(limit, int), typed(previous, int), checkpoint, dict(fences), *moves
             )
-            for name, (owner, term, limit, previous, checkpoint, fences) in snapshot["channels"].items()
+            for name, (owner, term, limit, previous, checkpoint, fences, *moves) in snapshot["channels"].items()
         }
-        self.next_id, self.channels = next_id, channels
+        wishes = PlacementWishes.from_wire(snapshot.get("wishes", {}))
+        self.next_id, self.channels, self.wishes = next_id, channels, wishes
         self.collections = {collection.name: collection for collection in collections}
 
     # ---- one method per kind ----------------------------------------------------------------------------------------
@@ -210,16 +219,32 @@ class Catalog:
         for name, (term, _) in grants.items():
             channel = self.channels.setdefault(name, PChannelState())
             channel.previous_limit = channel.used_limit
-            channel.owner, channel.term, channel.limit = node, term, limit
+            channel.owner, channel.term, channel.limit, channel.target = node, term, limit, ""
+
+    def _on_move(self, event: Event) -> None:
+        at_ms = typed(event["at_ms"], int)
+        moves = {
+            typed(name, str): (typed(term, int), typed(node, str)) for name, (term, node) in event["channels"].items()
+        }
+        self._check_terms(event, {name: term for name, (term, _) in moves.items()})
+        for name, (_, node) in moves.items():
+            channel = self.channels[name]
+            channel.target, channel.moved_ms = node, at_ms
+
+    def _on_place(self, event: Event) -> None:
+        self.wishes = PlacementWishes.from_wire(event["wishes"])
 
     def _on_fenced(self, event: Event) -> None:
         fences = {name: (typed(term, int), typed(id, bytes)) for name, (term, id) in event["channels"].items()}
         self._check_terms(event, {name: term for name, (term, _) in fences.items()})
         for name, (term, id) in fences.items():
             self.channels[name].fences[term] = id
+            self.channels[name].failed_on = ""
 
     def _on_released(self, event: Event) -> None:
         for channel, limit, checkpoint in self._limits(event):
+            if channel.term not in channel.fences:
+                channel.failed_on = channel.owner
             channel.owner, channel.limit = "", limit
             channel.checkpoint = checkpoint or channel.checkpoint
 

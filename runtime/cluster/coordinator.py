@@ -40,6 +40,7 @@ class ClusterCoordinator:
     ) -> None:
         self._catalog, self._cluster, self._detector = catalog, cluster, detector
         self._clock, self._assign, self._limit_ms, self._on_granted = clock, assign, limit_ms, on_granted
+        self._leads_since_s: float | None = None
 
     @property
     def leads(self) -> bool:
@@ -58,7 +59,18 @@ class ClusterCoordinator:
             self._detector.is_over,
             self._clock.clock.wall_ms(),
             self._limit_ms,
+            self._settled(),
         )
+
+    def _settled(self) -> bool:
+        """Whether this process has led for as long as any lease."""
+        now_s = self._clock.clock.monotonic()
+        if not self.leads:
+            self._leads_since_s = None
+        elif self._leads_since_s is None:
+            self._leads_since_s = now_s
+        led_s = 0.0 if self._leads_since_s is None else now_s - self._leads_since_s
+        return led_s * 1000 > self._cluster.cluster.longest_lease_ms
 
     async def run(self) -> None:
         """Look and propose until it is cancelled. Raises what has ended following one of the logs."""
@@ -89,11 +101,12 @@ class ClusterCoordinator:
                 moved = True
         if decision.claim:
             await self._catalog.claim(self._cluster.author)
-        for grant in decision.grants:
+        for event in (*decision.grants, *decision.moves):
             with suppress(PreconditionFailed):
-                await self._catalog.append(grant)
-                self._on_granted(len(grant["channels"]))
+                await self._catalog.append(event)
                 moved = True
+                if event["kind"] == "grant":
+                    self._on_granted(len(event["channels"]))
         if self.leads:
             if self._catalog.snapshot_due:  # which owners write all the time, and a member alone the other not at all
                 await self._catalog.snapshot_if_due()

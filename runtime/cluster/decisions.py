@@ -9,8 +9,8 @@ from typing import TypeAlias
 from ..catalog.catalog import Catalog, PChannelState
 from ..replicated.records import Claim, Event
 from .limits import LIMIT_MS, timestamp_limit
-from .roles import COORDINATOR, STREAMING_NODE
-from .state import ClusterState, rendezvous_rank
+from .roles import COORDINATOR
+from .state import ClusterState
 
 Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is to own it
 
@@ -19,7 +19,8 @@ Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is
 class ClusterView:
     """What a coordinator, `own`, has read: the catalog and its last winning claim, the members; those that are silent
     for so long that the leader, or any coordinator, ends their leases; whether nothing can rest on the lease of a
-    process any more; its own wall clock; and how far ahead an owner may stamp at first."""
+    process any more; its own wall clock; how far ahead an owner may stamp at first; and whether it has led for as long
+    as members that it does not know of could still show themselves (`settled`)."""
 
     own: str
     catalog: Catalog
@@ -30,26 +31,31 @@ class ClusterView:
     is_over: Callable[[str], bool]
     wall_ms: int
     limit_ms: int = LIMIT_MS
+    settled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
-    """Records to propose, each for itself: evictions of incarnations, a claim of leadership, grants by the leader.
-    Whether they still hold where they lie in the log is decided there."""
+    """Records to propose, each for itself: evictions of incarnations, a claim of leadership, grants and moves by the
+    leader. Whether they still hold where they lie in the log is decided there."""
 
     evict: tuple[str, ...] = ()
     claim: bool = False
     grants: tuple[Event, ...] = ()
+    moves: tuple[Event, ...] = ()
 
 
 def decide(view: ClusterView, wanted: Assignment) -> ClusterDecision:
     """What to propose now. Any coordinator ends leases, the others a little later than the leader: an eviction is right
     whoever writes it. The first of the coordinators claims leadership where the leader is no member any more. The
-    leader grants the channels of `wanted` that nothing rests on any more."""
+    leader grants the channels of `wanted` that nothing rests on any more, and lets their owners give up those that
+    others are to have."""
     leads = view.leader.node == view.own
     evict = tuple(sorted(view.silent if leads else view.long_silent))
     claim = not leads and view.leader.node not in view.cluster.members and view.own == _first_coordinator(view.cluster)
-    return ClusterDecision(evict, claim, _grants(view, wanted) if leads else ())
+    if not leads:
+        return ClusterDecision(evict, claim)
+    return ClusterDecision(evict, claim, _grants(view, wanted), _moves(view, wanted))
 
 
 def _first_coordinator(cluster: ClusterState) -> str:
@@ -69,6 +75,19 @@ def _grants(view: ClusterView, wanted: Assignment) -> tuple[Event, ...]:
     return tuple(_grant(view, node, names) for node, names in channels.items())
 
 
+def _moves(view: ClusterView, wanted: Assignment) -> tuple[Event, ...]:
+    """One record for all channels that their owners, which are members, are to give up for others, or are not to any
+    more."""
+    members, channels = view.cluster.members, {}
+    for name, node in sorted(wanted.items()):
+        state = view.catalog.channels.get(name)
+        if state is not None and state.owner in members and node in members:
+            target = "" if node == state.owner else node
+            if target != state.target:
+                channels[name] = (state.term, target)
+    return ({"kind": "move", "channels": channels, "at_ms": view.wall_ms},) if channels else ()
+
+
 def _grant(view: ClusterView, node: str, names: Iterable[str]) -> Event:
     """The limit is a suggestion: an owner whose own clock is beyond it raises it before it begins. It is never below
     that of a term before, whose fence may have any time up to there."""
@@ -82,12 +101,3 @@ def _grant(view: ClusterView, node: str, names: Iterable[str]) -> Event:
         "channels": terms,
         "limit": max(limit, *(state.limit for state in states.values())),
     }
-
-
-def assign_by_rendezvous(view: ClusterView, channels: Iterable[str]) -> Assignment:
-    """Each channel to the member with the role that ranks first for it (`rendezvous_rank`). Those that are silent get
-    none."""
-    nodes = [member for member in view.cluster.with_role(STREAMING_NODE) if member.incarnation not in view.silent]
-    if not nodes:
-        return {}
-    return {channel: max(nodes, key=lambda node: rendezvous_rank(channel, node)).incarnation for channel in channels}

@@ -4,7 +4,7 @@ from .acks import AckManager
 from .batch import Appended
 from .channel_owner import ChannelOwner
 from .observer import ChannelOwnerObserver
-from .owned_channel import ChannelGrant, ChannelPoint, SyncPoint
+from .owned_channel import ChannelGrant, ChannelPoint, ReleasedChannel, SyncPoint
 from .producers import BatchOutcome, ProducerTable
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "ChannelOwnerObserver",
     "ChannelPoint",
     "ProducerTable",
+    "ReleasedChannel",
     "SyncPoint",
 ]

@@ -169,6 +169,7 @@ class Appends:
         batch = part.batch
         if part.durable:
             part.ack()
+            part.own.written_bytes += part.size
             if batch.producer:
                 now_ms = self._clock.clock.wall_ms()
                 part.own.producers.remember(batch.producer, batch.pseq, batch.outcome, now_ms)

@@ -116,14 +116,17 @@ def number(batch: AppendBatch, owned: Sequence[OwnedChannel], records: Sequence[
     return cseqs
 
 
-def repeated(known: Mapping[str, BatchOutcome], channels: Sequence[str], digest: int) -> BatchOutcome | None:
-    """The answer to a batch for `channels`, of which those in `known` have its number. None: what some of them have is
-    of this batch, and the others do not have it. Raises `OutcomeUnknown` where it is of one for other channels."""
+def repeated(
+    known: Mapping[str, BatchOutcome], channels: Sequence[str], digest: int, count: int
+) -> BatchOutcome | None:
+    """The answer to a batch for `channels`, of which those in `known` have its number; it is for `count` channels, some
+    of other owners. None: what some of them have is of this batch, and the others do not have it. Raises
+    `OutcomeUnknown` where it is of one for other channels."""
     for outcome in known.values():
         if outcome.digest != digest:  # another batch, or one that was given up: the caller compares
             return outcome
     whole = len(known) == len(channels)
-    if any(outcome.channels != len(channels) and not (whole and outcome.channels == 1) for outcome in known.values()):
+    if any(outcome.channels != count and not (whole and outcome.channels == 1) for outcome in known.values()):
         raise OutcomeUnknown(
             f"{', '.join(sorted(known))} got this batch, and it is for other channels now: read before writing again"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ..arguments import checked
@@ -23,7 +24,7 @@ from .appends import Appends
 from .batch import Appended, RecordKey, channels_of, recorded_outcome, repeated
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
-from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, SyncPoint, promising_channel
+from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, ReleasedChannel, SyncPoint, promising_channel
 from .producers import BatchOutcome, ProducerTable, given_up
 from .recovery import records_below
 from .snapshots import Snapshots
@@ -187,6 +188,30 @@ class ChannelOwner:
         with self._lock:
             self._appends.fail_undecided_in(channel)
 
+    @checked
+    async def release(self, channel: str) -> ReleasedChannel:
+        """Give an open channel up in good order: take and promise nothing more, wait until all that is in flight is
+        decided, and store what the next owner must know. The channel is not owned then. Raises `Unavailable` where it
+        is not open, and where the outcome of an append is unknown: a new term decides that."""
+        with self._lock:
+            own = self._owned.get(channel)
+            if own is None or not own.open:
+                raise Unavailable(f"this node does not own {channel} yet, or any more", channel=channel)
+            own.open = False  # for appends, syncs, ticks and heartbeats
+        while own.undecided and not own.stalled:
+            self._calls.called.clear()
+            await self._calls.called.wait()
+        if own.unsaved and not own.stalled:
+            with suppress(TidewalError):  # then the next owner reads more
+                await self._snapshots.store_last(own, self._promised())
+        with self._lock:
+            if own.stalled:
+                raise Unavailable(f"the outcome of an append to {channel} is unknown", channel=channel)
+            own.give_up_awaited()
+            if self._owned.get(channel) is own:
+                del self._owned[channel]
+            return ReleasedChannel(self._clock.last, own.checkpoint)
+
     @property
     def channels(self) -> list[str]:
         """The channels that are owned."""
@@ -211,6 +236,11 @@ class ChannelOwner:
     def checkpoints(self) -> dict[str, bytes]:
         """Per channel, the id from which a next owner must read."""
         return {own.channel: own.checkpoint for own in self._owned.values()}
+
+    def written_bytes(self) -> dict[str, int]:
+        """Per channel, the bytes of the records that were appended under its present term. From any thread."""
+        with self._lock:
+            return {own.channel: own.written_bytes for own in self._owned.values()}
 
     # ---- producers --------------------------------------------------------------------------------------------------
 
@@ -257,10 +287,12 @@ class ChannelOwner:
         pseq: int = 0,
         rows: int = 0,
         digest: int = 0,
+        channels: int = 0,
     ) -> asyncio.Future[Appended]:
         """Append (channel, record) pairs as one batch under one timestamp, atomic where the backend is. Records get
         the producer's identity, and those that share a channel become parts of one whole, where they are not yet.
-        `rows` and `digest` are kept with the identity, and returned to a retry.
+        `rows` and `digest` are kept with the identity, and returned to a retry. `channels` counts those of the whole
+        batch where these `records` are a part, and other owners have the rest; 0: they are all.
 
         The future ends with the outcome: at once for a batch of a known (producer, pseq), together with the first
         attempt for one that is in flight. Each channel knows for itself: a batch that some channels have and others do
@@ -269,10 +301,11 @@ class ChannelOwner:
         what `Wal.submit` raises. Call it on the loop."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         with self._lock:
-            channels = channels_of(records) if len(records) > 1 else [channel for channel, _ in records]
-            known = self._known(channels, producer, pseq) if producer else {}
+            named = channels_of(records) if len(records) > 1 else [channel for channel, _ in records]
+            count = channels or len(named)
+            known = self._known(named, producer, pseq) if producer else {}
             pending = self._appends.pending.get((producer, pseq)) if producer else None
-            answer = repeated(known, channels, digest) if known else None
+            answer = repeated(known, named, digest, count) if known else None
             if answer is not None:
                 future.set_result(_repeated(answer))
                 self._observer.repeated()
@@ -283,7 +316,7 @@ class ChannelOwner:
                 future.set_result(Appended(self._timestamp(), rows, repeated=False, digest=digest))
             else:
                 rest = [each for each in records if each[0] not in known] if known else records
-                self._appends.submit(rest, producer, pseq, rows, digest, len(channels)).waiters.append(future)
+                self._appends.submit(rest, producer, pseq, rows, digest, count).waiters.append(future)
         return future
 
     def _known(self, channels: Iterable[str], producer: str, pseq: int) -> dict[str, BatchOutcome]:

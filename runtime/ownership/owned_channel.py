@@ -30,6 +30,14 @@ class ChannelGrant:
     fences: Mapping[int, bytes] = field(default_factory=dict[int, bytes])
 
 
+class ReleasedChannel(NamedTuple):
+    """What the catalog must have of a channel that was given up in good order: its owner has used no timestamp above
+    `limit`, and the next one must read from `checkpoint`."""
+
+    limit: int
+    checkpoint: bytes
+
+
 class ChannelPoint(NamedTuple):
     """The last acknowledged record of a channel."""
 
@@ -72,6 +80,7 @@ class OwnedChannel:
     ticking: bool = False  # a tick is in flight
     unsaved: int = 0  # records behind the checkpoint, which a next owner would have to read
     unsaved_bytes: int = 0
+    written_bytes: int = 0  # of the records of appends that are durable, under this term
     _awaited: list[tuple[int, OnReached]] = field(default_factory=list[tuple[int, OnReached]])
 
     def successor(self, term: int, limit: int, checkpoint: bytes) -> OwnedChannel:
@@ -100,6 +109,11 @@ class OwnedChannel:
         """Undo `unsave`: a next owner does not have to read so many."""
         self.unsaved -= count
         self.unsaved_bytes -= size
+
+    @property
+    def undecided(self) -> bool:
+        """Whether an append's outcome is not known yet."""
+        return any(part.present is None for part in self.acks.items())
 
     def promises(self, ts: int) -> bool:
         """Whether `ts` may be stamped or promised."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from threading import RLock
 
-from ..errors import TidewalError
+from ..errors import TidewalError, Unavailable
 from ..log.record import Record, RecordType, stamp
-from ..log.wal import ControlAppend, Wal
+from ..log.wal import ControlAppend, OnAppended, Wal
+from ..loop_bridge import promise
 from .observer import ChannelOwnerObserver
 from .owned_channel import OwnedChannel, Promising
 
@@ -45,7 +46,17 @@ class Snapshots:
                     except TidewalError as error:
                         self._observer.silent(error)
 
-    def _store(self, own: OwnedChannel, ts: int) -> None:
+    async def store_last(self, own: OwnedChannel, ts: int) -> None:
+        """Store that of a channel whose owner appends nothing more to it, at the time `ts`. Raises errors of the log,
+        and `Unavailable` where that time is above the owner's limit."""
+        if ts > own.limit:
+            raise Unavailable(f"the limit of {own.channel} is reached")
+        stored, done = promise()
+        with self._lock:
+            self._store(own, ts, done)
+        await stored
+
+    def _store(self, own: OwnedChannel, ts: int, then: OnAppended | None = None) -> None:
         """Appends in flight are not in the table yet, so the checkpoint is not the snapshot itself but the last
         record that was acknowledged before it."""
         checkpoint, covered = own.acked.id, (own.unsaved, own.unsaved_bytes)
@@ -57,7 +68,7 @@ class Snapshots:
         ]
         own.saved(*covered)
         try:
-            self._wal.submit(entries, partial(self._stored, own, cseqs, checkpoint, covered))
+            self._wal.submit(entries, partial(self._stored, own, cseqs, checkpoint, covered, then))
         except BaseException:
             own.unsave(*covered)
             own.take_back(len(pages))
@@ -69,6 +80,7 @@ class Snapshots:
         cseqs: list[int],
         checkpoint: bytes,
         covered: tuple[int, int],
+        then: OnAppended | None,
         result: list[bytes] | TidewalError,
     ) -> None:
         """The WAL's result, on any thread."""
@@ -76,6 +88,8 @@ class Snapshots:
             if isinstance(result, TidewalError):
                 own.unsave(*covered)  # it is due again
                 self._observer.silent(result)
-                return
-            own.checkpoint = checkpoint
-            own.ack_control(cseqs[-1], result[-1])
+            else:
+                own.checkpoint = checkpoint
+                own.ack_control(cseqs[-1], result[-1])
+        if then is not None:
+            then(result)

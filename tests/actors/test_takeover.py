@@ -14,6 +14,7 @@ import pytest
 from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import LEASE_S, NUMBERS, TAKEN_OVER_S, NodeProcess, Nodes, OneOwnerWal
 from tidewal.actors.client import Client
+from tidewal.actors.placement_client import PlacementClient
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
@@ -59,9 +60,10 @@ async def counted(nodes: Nodes) -> int:
 
 
 async def first_row(nodes: Nodes, name: str = "first") -> None:
-    """Start a node, and write a row."""
+    """Start a node, from which nothing is to move for balance, and write a row."""
     await nodes.start(name)
     async with nodes.client() as client:
+        await PlacementClient(client).balance(on=False)
         await client.create_collection(PEOPLE)
     await written(nodes, 1)
 

@@ -16,6 +16,7 @@ from tests.stored_cluster import ALL_ROLES, LIMIT, UNTIL, stored_node
 from tidewal.actors.standalone import ROLES
 from tidewal.cli.inspect_cluster import ENDED_SHOWN, described
 from tidewal.cli.stored_cluster import StoredCluster, cluster_of
+from tidewal.runtime.catalog.placement_wishes import PlacementWishes
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.cluster.identity import found_or_check
 from tidewal.runtime.cluster.roles import ROLE_NAMES
@@ -77,9 +78,12 @@ def test_a_cluster_that_is_well(command: Command, tmp_path: Path) -> None:
         "active": True,
         "limit": LIMIT,
         "until": UNTIL,
+        "moves_to": None,
+        "pinned_to": None,
         "collections": ["c1"],
     }
     assert (second["channel"], second["active"], second["collections"]) == (P1, False, ["c1", "c2"])
+    assert told["balance"] is True
     assert told["conditions"] == []
     assert "s3cret" not in json.dumps(told)
 
@@ -89,10 +93,10 @@ def test_as_tables(command: Command, tmp_path: Path) -> None:
     ended = command("inspect", "cluster", tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.splitlines()[0] == "cluster  production"
-    assert re.search(r"a +a-1 +mixcoord, streamingnode, proxy, datanode, querynode +3000 +box +127", ended.out)
+    assert re.search(r"a +a-1 +- +mixcoord, streamingnode, proxy, datanode, querynode +3000 +box +127", ended.out)
     assert re.search(r"c-1 +evicted +20", ended.out)
-    assert re.search(rf"dml_0 +a +1 +yes +{UNTIL} +c1", ended.out)
-    assert re.search(r"dml_1 +a +1 +no +\S+ +c1, c2", ended.out)
+    assert re.search(rf"dml_0 +a +1 +yes +{UNTIL} +- +- +c1", ended.out)
+    assert re.search(r"dml_1 +a +1 +no +\S+ +- +- +c1, c2", ended.out)
     assert ended.out.endswith("conditions\n  none\n")
 
 
@@ -124,6 +128,21 @@ async def test_a_channel_without_an_owner_and_one_whose_owner_was_evicted() -> N
         (None, None, False),
         (None, None, False),
     ]
+
+
+async def test_what_operators_want_and_what_moves() -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a, stored_node(wal, "b-1"):
+            await a.grant(P0, P1)
+            wishes = PlacementWishes(balance=False).with_node("b", "cordoned").with_pin(P1, "c")
+            await a.catalog.append({"kind": "place", "wishes": wishes.to_wire()})
+            await a.catalog.append({"kind": "move", "channels": {P0: (1, "b-1")}, "at_ms": 7})
+
+    _, told = await told_of(work)
+    assert told["balance"] is False
+    assert [each["state"] for each in told["members"]] == [None, "cordoned"]
+    assert [(each["moves_to"], each["pinned_to"]) for each in told["pchannels"]] == [("b", None), (None, "c")]
+    assert told["conditions"] == [f"{P1} is pinned to c, which is no member"]
 
 
 async def test_no_leader_two_of_one_name_and_a_role_that_no_member_offers() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tidewal.runtime.catalog.catalog import Catalog, PChannelState
+from tidewal.runtime.catalog.placement_wishes import PlacementWishes
 from tidewal.runtime.clock import compose
-from tidewal.runtime.cluster.decisions import ClusterView, assign_by_rendezvous, decide
+from tidewal.runtime.cluster.channel_assignment import MOVES_MAX, RATES, assign_channels
+from tidewal.runtime.cluster.decisions import ClusterView, decide
 from tidewal.runtime.cluster.state import ClusterState, NodeMember
 from tidewal.runtime.replicated.records import Claim
 
@@ -92,13 +96,77 @@ def test_a_limit_passes_what_was_used_and_terms_without_a_fence_carry_it_no_furt
     assert limit_of(PChannelState("", 4, limit=lease_ahead)) == lease_ahead
 
 
+def placed(seen: ClusterView, channels: list[str] = CHANNELS) -> dict[str, str]:
+    return assign_channels(seen, channels).owners()
+
+
 def test_channels_stay_with_the_name_of_their_node_and_move_only_when_theirs_goes():
-    before = assign_by_rendezvous(view("a-1", "b-1", "c-1"), CHANNELS)
+    before = placed(view("a-1", "b-1", "c-1"))
     assert set(before.values()) == {"a-1", "b-1", "c-1"}
     assert min(list(before.values()).count(node) for node in ("a-1", "b-1", "c-1")) > 10
-    restarted = assign_by_rendezvous(view("a-1", "b-2", "c-1"), CHANNELS)
+    restarted = placed(view("a-1", "b-2", "c-1"))
     assert restarted == {name: "b-2" if node == "b-1" else node for name, node in before.items()}
-    without = assign_by_rendezvous(view("a-1", "b-1", "c-1", silent={"c-1"}), CHANNELS)
+    owned = {name: PChannelState(node, 1) for name, node in before.items()}
+    without = placed(view("a-1", "b-1", "c-1", silent={"c-1"}, over={"c-1"}, channels=owned))
     assert {name: node for name, node in before.items() if node != "c-1"}.items() <= without.items()
     assert "c-1" not in without.values()
-    assert assign_by_rendezvous(view(), CHANNELS) == {}
+    assert placed(view()) == {}
+
+
+def reporting(seen: ClusterView) -> ClusterView:
+    """The same once all members have reported, and the leader has led for a lease."""
+    members = seen.cluster.members
+    for name, member in members.items():
+        members[name] = replace(member, report={RATES: {}})
+    return replace(seen, settled=True)
+
+
+def test_a_channel_moves_to_the_node_that_is_to_have_it_and_stays_there():
+    owned = {name: PChannelState("a-1", 1, fences={1: b"f"}) for name in CHANNELS}
+    seen = reporting(view("a-1", "b-1", channels=owned))
+    wanted = placed(seen)
+    [move] = decide(seen, wanted).moves
+    targets = {name: target for name, (_, target) in move["channels"].items()}
+    assert set(targets.values()) == {"b-1"}
+    assert 1 <= len(targets) <= MOVES_MAX
+    seen.catalog._on_move({**move, "claim": b"claim"})
+    assert decide(seen, placed(seen)).moves == (), "it is under way"
+    name = next(iter(targets))
+    released = {"node": "a-1", "channels": {name: (1, 7, b"")}}
+    seen.catalog._on_released(released)
+    [grant] = decide(seen, placed(seen)).grants
+    assert (grant["node"], list(grant["channels"])) == ("b-1", [name])
+    seen.catalog._on_grant({**grant, "claim": b"claim"})
+    assert placed(seen)[name] == "b-1"
+    assert owned[name].target == ""
+
+
+def test_a_move_whose_target_is_gone_is_taken_back():
+    owned = {"p0": PChannelState("a-1", 1, fences={1: b"f"}, target="b-1")}
+    seen = reporting(view("a-1", channels=owned))
+    [move] = decide(seen, placed(seen, ["p0"])).moves
+    assert move["channels"] == {"p0": (1, "")}
+
+
+def test_operators_cordon_drain_pin_and_stop_balance():
+    owned = {name: PChannelState("a-1", 1, fences={1: b"f"}) for name in ("p0", "p1")}
+    seen = reporting(view("a-1", "b-1", channels=owned))
+    wishes = PlacementWishes(balance=False)
+
+    def wanted(wishes: PlacementWishes) -> set[str]:
+        seen.catalog.wishes = wishes
+        return {name for name, node in placed(seen, ["p0", "p1"]).items() if node == "b-1"}
+
+    assert wanted(wishes) == set()
+    assert wanted(wishes.with_pin("p1", "b")) == {"p1"}
+    assert wanted(wishes.with_node("a", "drained")) == {"p0", "p1"}
+    assert wanted(wishes.with_node("a", "drained").with_node("b", "cordoned")) == set()
+    assert wanted(PlacementWishes()) == {"p0"} or wanted(PlacementWishes()) == {"p1"}
+    assert wanted(PlacementWishes().with_node("b", "cordoned")) == set()
+
+
+def test_a_channel_that_a_node_could_not_open_goes_to_another_one():
+    name = next(name for name in CHANNELS if placed(view("a-1", "b-1"), [name]) == {name: "a-1"})
+    seen = view("a-1", "b-1", channels={name: PChannelState("a-1", 4, limit=5)})
+    seen.catalog._on_released({"node": "a-1", "channels": {name: (4, 7, b"")}})
+    assert placed(seen, [name]) == {name: "b-1"}

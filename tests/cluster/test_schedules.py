@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from tidewal.runtime.catalog.placement_wishes import CORDONED, PlacementWishes
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.errors import Fenced
 from tidewal.runtime.log.names import Names
@@ -25,12 +27,16 @@ Schedule = Callable[[SimulatedCluster], Awaitable[None]]
 
 
 def run_schedule(seed: int, schedule: Schedule, plan: ClusterPlan | None = None) -> SimulatedCluster:
-    """Run it over a cluster that works, let the cluster recover, and check everything."""
+    """Run it over a cluster that works, let the cluster recover, and check everything. The owner of the first channel
+    does not lead, and nothing moves for balance."""
 
     async def main() -> SimulatedCluster:
-        cluster = SimulatedCluster(seed, plan or ClusterPlan())
+        cluster = SimulatedCluster(seed, replace(plan or ClusterPlan(), balance=False))
         try:
             await cluster.start()
+            other = but(cluster, owner_of(cluster))[0]
+            if owner_of(cluster).coordinator.leads:
+                await other.catalog.claim(other.incarnation)
             await asyncio.sleep(1)
             await schedule(cluster)
             await cluster.until_owned(cluster.lease_s + 2)
@@ -78,6 +84,8 @@ def test_1_of_two_leaders_that_grant_the_same_channels_one_counts(seed: int) -> 
         lost = [name for name, state in first.catalog.catalog.channels.items() if state.owner == victim.incarnation]
         assert lost
         before = terms(first)
+        others = PlacementWishes().with_node(first.name, CORDONED)  # it could not say that it has a channel
+        await first.catalog.append({"kind": "place", "wishes": others.to_wire()})
         cluster.cut(first.name, CATALOG)
         cluster.kill(victim.name)
         await asyncio.sleep(TAKEN_OVER_S)  # the first leader has decided, and its grants are on their way

@@ -27,13 +27,15 @@ LOOK_S = 0.05  # between two looks at who could acknowledge
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """What a simulated cluster consists of. `leases_s` are those of the nodes, by turns; each renews three times a
-    lease, and each second at least. Clients append every `interval_s` seconds."""
+    lease, and each second at least. Clients append every `interval_s` seconds. With `balance` nodes report their load,
+    so that channels move for balance."""
 
     nodes: int = 3
     channels: int = 4
     clients: int = 1  # of each channel
     leases_s: tuple[float, ...] = (3.0,)
     interval_s: float = 0.25
+    balance: bool = True
 
 
 @dataclass
@@ -195,6 +197,7 @@ class SimulatedCluster:
             self.history,
             lease_s=host.lease_s,
             renew_s=renew_s,
+            reports=self.plan.balance,
         )
         task = process.spawn(host.node.run(before))
         host.tasks = [asyncio.create_task(self._supervise(host, host.node, task))]
@@ -238,6 +241,14 @@ class SimulatedCluster:
     async def _leave(self, node: SimulatedNode) -> None:
         await asyncio.wait([node.process.spawn(node.leave())])
         node.process.kill()
+
+    def move(self, channel: str, name: str) -> None:
+        """Let the leader, where there is one, move a channel to a node."""
+        leader, node = self.leader(), self.node(name)
+        state = None if leader is None else leader.catalog.catalog.channels.get(channel)
+        if leader is not None and state is not None and state.owner != node.incarnation:
+            self.note(f"{channel} is to move to {node.incarnation}")
+            leader.process.spawn(leader.move(channel, state.term, node.incarnation))
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ RATES = (0.96, 1.04)  # of clocks: further apart than this, the margin of leases
 class FaultDriver:
     """Does one thing after another to a cluster, several at a time: kills, stops, clocks that are set and run at other
     rates, nodes that are cut off from their lease, stalls of the state channels for up to two leases, appends that
-    fail, land late, or have an unknown outcome, readers that lag, nodes that leave."""
+    fail, land late, or have an unknown outcome, readers that lag, nodes that leave, channels that move."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -46,6 +46,8 @@ class FaultDriver:
                     self._clock,
                     self._append,
                     self._leave,
+                    self._move,
+                    self._move,
                 ]
             )
             self._under_way.append(asyncio.create_task(fault()))
@@ -93,6 +95,10 @@ class FaultDriver:
             await asyncio.sleep(self._lease_s)
             if self._cluster.node(name).process.dead:
                 await self._restart(name)
+
+    async def _move(self) -> None:
+        if name := self._node():
+            self._cluster.move(self._rng.choice(self._cluster.channels), name)
 
     async def _pause(self) -> None:
         if name := self._node():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 
 from ...catalog.catalog import PChannelState
 from ...catalog.catalog_log import CatalogLog
 from ...clock import HybridClock, add_ms
+from ...cluster.channel_assignment import RATES, assign_channels
 from ...cluster.cluster_log import ClusterLog
 from ...cluster.coordinator import ClusterCoordinator
-from ...cluster.decisions import assign_by_rendezvous
 from ...cluster.detector import SilenceDetector
 from ...cluster.limits import timestamp_limit
 from ...cluster.membership import NodeMembership
@@ -48,6 +48,7 @@ class SimulatedNode:
         *,
         lease_s: float,
         renew_s: float,
+        reports: bool,
     ) -> None:
         self.name: str = name
         self.process: SimulatedProcess = process
@@ -61,14 +62,16 @@ class SimulatedNode:
         self.lease_ms: int = int(lease_s * 1000)
         self.hangs: bool = False  # the loop does not answer, and the heartbeat goes on
         member = NodeMember(self.incarnation, name, (COORDINATOR, STREAMING_NODE), self.lease_ms)
-        self.membership: NodeMembership = NodeMembership(self.cluster, clock, member, may_renew=lambda: not self.hangs)
+        self.membership: NodeMembership = NodeMembership(
+            self.cluster, clock, member, may_renew=lambda: not self.hangs, report=lambda: {RATES: {}} if reports else {}
+        )
         self.detector: SilenceDetector = SilenceDetector(self.cluster, self.membership, clock, renew_s=renew_s)
         self.coordinator: ClusterCoordinator = ClusterCoordinator(
             self.catalog,
             self.cluster,
             self.detector,
             self.hybrid,
-            lambda view: assign_by_rendezvous(view, channels),
+            lambda view: assign_channels(view, channels).owners(),
             limit_ms=self.lease_ms,
         )
         self._renew_s, self._history = renew_s, history
@@ -117,7 +120,14 @@ class SimulatedNode:
         """Give everything up in good order, and leave the cluster."""
         self.leaving = True
         await self._give_up()
-        await self.membership.leave()
+        with suppress(TidewalError):  # then others find that its lease is over
+            await self.membership.leave()
+
+    async def move(self, channel: str, term: int, incarnation: str) -> None:
+        """As the leader, let the owner of a channel under this term give it up for another node."""
+        with suppress(TidewalError):
+            to = {channel: (term, incarnation)}
+            await self.catalog.append({"kind": "move", "channels": to, "at_ms": self.clock.wall_ms()})
 
     async def _renew(self) -> None:
         while True:
@@ -153,10 +163,21 @@ class SimulatedNode:
             for name, state in self._own_channels().items():
                 if self._handled.get(name, 0) < state.term and not self.leaving:
                     self._handled[name] = state.term
-                    task = asyncio.create_task(self._take_up(name, state.term))
-                    self._taking.add(task)
-                    task.add_done_callback(self._taking.discard)
+                    self._spawn(self._take_up(name, state.term))
+                elif state.target and name in self._owned.active:
+                    self._spawn(self._hand_over(name, state.term))
             await asyncio.sleep(PAUSE_S / 2)
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._taking.add(task)
+        task.add_done_callback(self._taking.discard)
+
+    async def _hand_over(self, name: str, term: int) -> None:
+        """Give up a channel that is to move."""
+        with suppress(TidewalError):  # it has stalled: all are given up
+            limit, checkpoint = await self._owned.release(name)
+            await self._release({name: (term, limit, checkpoint)})
 
     async def _take_up(self, name: str, term: int) -> None:
         """Grant, fence, read up to it, `fenced` in the catalog, active. What goes wrong ends with a new term."""

@@ -10,12 +10,12 @@ from ...catalog.catalog_log import CatalogLog
 from ...clock import HybridClock
 from ...log.record import Record, RecordType
 from ...log.wal import Wal
-from ...ownership import Appended, ChannelGrant, ChannelOwner
+from ...ownership import Appended, ChannelGrant, ChannelOwner, ReleasedChannel
 
 
 class OwnedChannels:
-    """Wraps the `ChannelOwner` of a node. Channels are given up all together, by `close`: an owner has no way to give
-    up one so that nothing in flight to it is acknowledged any more."""
+    """Wraps the `ChannelOwner` of a node. A channel that moves is given up by itself (`release`); where the outcome of
+    an append is unknown, all are given up together, by `close`."""
 
     def __init__(self, wal: Wal, clock: HybridClock, lease_holds: Callable[[], bool], catalog: CatalogLog) -> None:
         self.active: dict[str, int] = {}  # channel to term
@@ -62,6 +62,11 @@ class OwnedChannels:
         """Append a record that says who wrote it."""
         record = Record(RecordType.ROWS, body=b"%s %d" % (producer.encode(), pseq))
         return self._owner.append([(channel, record)], producer=producer, pseq=pseq, rows=1)
+
+    async def release(self, name: str) -> ReleasedChannel:
+        """Give up one channel, in good order."""
+        del self.active[name]
+        return await self._owner.release(name)
 
     async def close(self) -> int:
         """Take no more appends, and wait for those under way. Returns the limit of what was stamped."""

@@ -1,0 +1,36 @@
+"""How much is written to the channels of an owner: what the leader weighs when it assigns them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from ...runtime.clock import Clock
+from ...runtime.cluster.channel_assignment import RATES
+from ...runtime.cluster.state import Report
+
+SMOOTHED_S = 10.0  # after which a rate that has changed is 63 % of the way
+
+
+class WriteRates:
+    """Bytes a second by channel, smoothed, from what `written` says is written by now. It may fall: under a new term a
+    channel begins at 0 again."""
+
+    def __init__(self, written: Callable[[], Mapping[str, int]], clock: Clock) -> None:
+        self._written, self._clock = written, clock
+        self._at_s = clock.monotonic()
+        self._before: Mapping[str, int] = {}
+        self._rates: dict[str, float] = {}
+
+    def report(self) -> Report:
+        """What a member reports with a renewal, since the last call."""
+        now_s, written = self._clock.monotonic(), self._written()
+        passed_s = now_s - self._at_s
+        if passed_s > 0:
+            part = 1 - math.exp(-passed_s / SMOOTHED_S)
+            for name, bytes in written.items():
+                since = max(0, bytes - self._before.get(name, 0)) / passed_s
+                rate = self._rates.get(name, 0.0)
+                self._rates[name] = rate + part * (since - rate)
+            self._at_s, self._before = now_s, written
+        return {RATES: {name: round(rate) for name, rate in self._rates.items() if rate >= 1 and name in written}}

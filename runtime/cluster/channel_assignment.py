@@ -1,0 +1,81 @@
+"""Which StreamingNode is to own which pchannel: what the assigner is given, from what a coordinator has read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from ..catalog.catalog import PChannelState
+from ..catalog.placement_wishes import CORDONED, DRAINED
+from .assigner import assign
+from .assignment_plan import AssignableChannel, AssignableMember, AssignmentPlan, AssignmentRules
+from .decisions import ClusterView
+from .roles import STREAMING_NODE
+from .state import NodeMember
+
+RATES = "rates"  # in what an owner reports of itself: bytes a second, by pchannel
+MOVES_MAX = 16  # at once: each of them holds writes up for some round trips to the log
+IDLE_WEIGHT = 64 * 1024  # what a channel costs beside its bytes a second, in the same unit: a rule of thumb
+
+
+def assign_channels(
+    view: ClusterView, channels: Iterable[str], *, balance: bool | None = None, moves_max: int = MOVES_MAX
+) -> AssignmentPlan:
+    """The plan for the pchannels `channels`. Members that are silent get none. A channel that is being moved counts as
+    where it is going. `balance` is what operators have said where it is None."""
+    states, members = view.catalog.channels, view.cluster.members
+    wanted = sorted(set(channels))
+    holders = {name: _holder(states[name], members) for name in wanted if name in states}
+    rates = _rates(members.values())
+    return assign(
+        STREAMING_NODE,
+        [_member(view, member) for member in members.values() if member.incarnation not in view.silent],
+        [_channel(view, name, rates.get(name, 0)) for name in wanted],
+        {name: [holder] for name, holder in holders.items() if holder},
+        now_ms=view.wall_ms,
+        settled=view.settled,
+        ended={holder for holder in holders.values() if holder and view.is_over(holder)},
+        rules=AssignmentRules(balance=view.catalog.wishes.balance if balance is None else balance, max_moves=moves_max),
+    )
+
+
+def _holder(state: PChannelState, members: Mapping[str, NodeMember]) -> str:
+    return state.target if state.target in members else state.owner
+
+
+def _member(view: ClusterView, member: NodeMember) -> AssignableMember:
+    wish = view.catalog.wishes.nodes.get(member.name)
+    return AssignableMember(
+        member.incarnation,
+        member.name,
+        frozenset(member.roles),
+        joined_ms=member.since_ms,
+        host=member.host,
+        cordoned=wish == CORDONED,
+        draining=member.draining or wish == DRAINED,
+        has_reported=RATES in member.report,
+    )
+
+
+def _channel(view: ClusterView, name: str, rate: int) -> AssignableChannel:
+    state = view.catalog.channels.get(name, PChannelState())
+    pin, failed = view.catalog.wishes.pins.get(name), view.cluster.members.get(state.failed_on)
+    return AssignableChannel(
+        name,
+        IDLE_WEIGHT + rate,
+        pins=(pin,) if pin else (),
+        moved_ms=state.moved_ms or None,
+        moving=state.target in view.cluster.members and state.target != state.owner,
+        failed_on=frozenset([failed.name]) if failed else frozenset(),
+    )
+
+
+def _rates(members: Iterable[NodeMember]) -> dict[str, int]:
+    """The bytes a second of all channels, as their owners have reported them. What cannot be one is none."""
+    found: dict[str, int] = {}
+    for member in members:
+        rates = member.report.get(RATES)
+        for name, rate in cast("Mapping[object, object]", rates if isinstance(rates, dict) else {}).items():
+            if isinstance(name, str) and isinstance(rate, int):
+                found[name] = max(rate, 0)
+    return found
