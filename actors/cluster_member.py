@@ -16,7 +16,7 @@ from ..runtime.cluster.detector import SilenceDetector
 from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.roles import STREAMING_NODE
-from ..runtime.cluster.state import ClusterState, NodeMember, Report, rendezvous_rank
+from ..runtime.cluster.state import CLOCK_MS, ClusterState, NodeMember, Report, rendezvous_rank
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
 from ..runtime.log.names import Names
@@ -56,7 +56,8 @@ class ClusterMember:
         # With such a log, only the process that has it open may own channels.
         self._sole = wal.capabilities.one_node and STREAMING_NODE in roles
         self._lag_s: Callable[[], float] = lambda: 0.0
-        self.report: Callable[[], Report] = dict[str, Any]  # what it says of itself with each renewal, on any thread
+        # What it says of itself with each renewal, by name; called on any thread.
+        self.reports: dict[str, Callable[[], object]] = {CLOCK_MS: clock.clock.wall_ms}
         self._membership = NodeMembership(
             self.log,
             clock.clock,
@@ -69,13 +70,16 @@ class ClusterMember:
                 since_ms=clock.clock.wall_ms(),
             ),
             may_renew=lambda: self._lag_s() < lease_s,
-            report=lambda: self.report(),
+            report=self._report,
             unwritten=wal.capabilities.one_node,
         )
         self.detector: SilenceDetector = SilenceDetector(
             self.log, self._membership, clock.clock, renew_s=self._renew_s, sole=self._sole
         )
         self._beat: HeartbeatCallback | None = None
+
+    def _report(self) -> Report:
+        return {name: value for name, said in list(self.reports.items()) if (value := said()) is not None}
 
     async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "") -> None:
         """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. `tables` is

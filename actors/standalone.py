@@ -23,6 +23,7 @@ from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
+from ..runtime.cluster.state import UNREADABLE
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
@@ -106,6 +107,7 @@ class Standalone:
             name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster, predecessor=predecessor
         )
         self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
+        cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(self.node.unreadable)}) or None
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()

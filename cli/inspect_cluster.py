@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite
+from statistics import median_low
 from typing import Any, cast
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from ..runtime.catalog.catalog import Catalog, PChannelState
 from ..runtime.clock import SystemClock, compose, physical_ms
 from ..runtime.cluster.roles import ROLE_NAMES
-from ..runtime.cluster.state import NodeMember
+from ..runtime.cluster.state import CLOCK_MS, UNREADABLE, NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
@@ -24,6 +25,7 @@ from .open_log import LogUrl, Prefix, shown_time
 from .results import AsJson, plain, print_rows
 from .stored_cluster import StoredCluster, cluster_of
 
+CLOCKS_APART_S = 30.0  # a member that was killed has reported its clock last up to a lease and some ago
 ENDED_SHOWN = 10  # in the table; the log remembers more
 
 LEADER_COLUMNS = ("node", "incarnation", "term")
@@ -67,7 +69,7 @@ def described(found: StoredCluster, now_ms: int) -> dict[str, Any]:
         ],
         "pchannels": [_pchannel(found, name, state) for name, state in sorted(_pchannels(found.catalog).items())],
         "balance": found.catalog.wishes.balance,
-        "conditions": list(conditions(found)),
+        "conditions": list(conditions(found, now_ms)),
     }
 
 
@@ -136,10 +138,12 @@ def _pchannel(found: StoredCluster, name: str, state: PChannelState) -> dict[str
 # ---- what is not as it should be ------------------------------------------------------------------------------------
 
 
-def conditions(found: StoredCluster) -> Iterator[str]:
+def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     """What is not as it should be, each in a sentence. Some of it passes by itself, as while channels move."""
     yield from _of_the_leader(found)
     yield from _of_members(found)
+    yield from _of_clocks(found, now_ms)
+    yield from _of_tables(found)
     yield from _of_owners(found)
 
 
@@ -167,6 +171,26 @@ def _of_members(found: StoredCluster) -> Iterator[str]:
     for role in ROLE_NAMES:
         if role not in offered:
             yield f"no member offers the role {role}"
+
+
+def _of_clocks(found: StoredCluster, now_ms: int) -> Iterator[str]:
+    """The clocks of members that are far from those of the others and of this machine, as they were reported last."""
+    reported = {each.name: each.report.get(CLOCK_MS) for each in _sorted_members(found)}
+    clocks = {name: clock for name, clock in reported.items() if isinstance(clock, int)}
+    middle = median_low([*clocks.values(), now_ms])
+    for name, clock in clocks.items():
+        apart_s = (clock - middle) / 1000
+        if abs(apart_s) > CLOCKS_APART_S:
+            where = "ahead of" if apart_s > 0 else "behind"
+            yield f"the clock of {name} is {abs(apart_s):.0f} s {where} the others': set it, or use NTP"
+
+
+def _of_tables(found: StoredCluster) -> Iterator[str]:
+    for member in _sorted_members(found):
+        names = member.report.get(UNREADABLE)
+        if isinstance(names, list | tuple) and names:
+            listed = ", ".join(map(str, cast("Iterable[object]", names)))
+            yield f"{member.name} cannot read or write the tables of: {listed}; `tidewal status` says why"
 
 
 def _of_owners(found: StoredCluster) -> Iterator[str]:

@@ -10,6 +10,7 @@ from functools import partial
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
+from ...runtime.cluster.state import RATES
 from ...runtime.errors import (
     BadRecord,
     CollectionNotFound,
@@ -109,7 +110,7 @@ class StreamingNode(Role):
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
         node.cluster.on_confirmed(self._on_confirmed)
-        node.cluster.report = WriteRates(self._owner.written_bytes, node.clock.clock).report
+        node.cluster.reports[RATES] = WriteRates(self._owner.written_bytes, node.clock.clock)
         self._local.join(self)
 
     # ---- ownership --------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 
 from ...runtime.clock import Clock
-from ...runtime.cluster.channel_assignment import RATES
-from ...runtime.cluster.state import Report
 
 SMOOTHED_S = 10.0  # after which a rate that has changed is 63 % of the way
 
@@ -22,8 +20,8 @@ class WriteRates:
         self._before: Mapping[str, int] = {}
         self._rates: dict[str, float] = {}
 
-    def report(self) -> Report:
-        """What a member reports with a renewal, since the last call."""
+    def __call__(self) -> Mapping[str, int]:
+        """The rates now, of what was written since the last call; those below 1 are left out."""
         now_s, written = self._clock.monotonic(), self._written()
         passed_s = now_s - self._at_s
         if passed_s > 0:
@@ -33,4 +31,4 @@ class WriteRates:
                 rate = self._rates.get(name, 0.0)
                 self._rates[name] = rate + part * (since - rate)
             self._at_s, self._before = now_s, written
-        return {RATES: {name: round(rate) for name, rate in self._rates.items() if rate >= 1 and name in written}}
+        return {name: round(rate) for name, rate in self._rates.items() if rate >= 1 and name in written}

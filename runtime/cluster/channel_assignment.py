@@ -11,9 +11,8 @@ from .assigner import assign
 from .assignment_plan import AssignableChannel, AssignableMember, AssignmentPlan, AssignmentRules
 from .decisions import ClusterView
 from .roles import STREAMING_NODE
-from .state import NodeMember
+from .state import RATES, NodeMember
 
-RATES = "rates"  # in what an owner reports of itself: bytes a second, by pchannel
 MOVES_MAX = 16  # at once: each of them holds writes up for some round trips to the log
 IDLE_WEIGHT = 64 * 1024  # what a channel costs beside its bytes a second, in the same unit: a rule of thumb
 

@@ -37,6 +37,11 @@ EVICTED, LEFT, REPLACED = "evicted", "left", "replaced"
 
 Report: TypeAlias = Mapping[str, Any]
 
+# What members report of themselves, as far as anyone but people looks at it.
+RATES = "rates"  # bytes a second that are written, by pchannel that the member owns
+CLOCK_MS = "clock_ms"  # the wall clock of its machine, in ms since 1970
+UNREADABLE = "unreadable"  # names of collections whose tables it cannot read or write
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterIdentity:

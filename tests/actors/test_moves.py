@@ -144,3 +144,16 @@ async def test_what_cannot_be_is_refused_with_what_to_do(three: Nodes) -> None: 
         assert "a is cordoned" in str(await error_of(cluster.move(channel, "a")))
         await cluster.drain("b")
         assert "no other node could own" in str(await error_of(cluster.drain("c")))
+
+
+async def test_members_report_what_is_written_and_their_clocks(three: Nodes) -> None:  # noqa: F811
+    traffic = Traffic(three)
+    late = await three.start("d", ahead_ms=-600_000)
+    async with traffic.running():
+        await asyncio.sleep(SETTLED_S)
+        members = {each.name: each.report for each in late.node.node.cluster.state.members.values()}
+    rates = {channel for report in members.values() for channel, rate in report["rates"].items() if rate > 0}
+    assert rates <= set(three.owners())
+    assert len(rates) >= 3
+    apart_ms = members["a"]["clock_ms"] - members["d"]["clock_ms"]
+    assert abs(apart_ms - 600_000) < 1500  # each has renewed within a second

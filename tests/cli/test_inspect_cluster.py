@@ -25,6 +25,7 @@ from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.testing.memory import MemoryWal
 
+NOW_MS = 1_900_000_000_000
 P0, P1, P2 = (Names().pchannel(number) for number in range(3))
 
 
@@ -104,7 +105,7 @@ async def told_of(work: Callable[[Wal], Awaitable[None]]) -> tuple[StoredCluster
     wal = MemoryWal()
     await work(wal)
     found = await cluster_of(wal, Names())
-    return found, described(found, 1_900_000_000_000)
+    return found, described(found, NOW_MS)
 
 
 async def test_a_channel_without_an_owner_and_one_whose_owner_was_evicted() -> None:
@@ -143,6 +144,31 @@ async def test_what_operators_want_and_what_moves() -> None:
     assert [each["state"] for each in told["members"]] == [None, "cordoned"]
     assert [(each["moves_to"], each["pinned_to"]) for each in told["pchannels"]] == [("b", None), (None, "c")]
     assert told["conditions"] == [f"{P1} is pinned to c, which is no member"]
+
+
+@pytest.mark.parametrize(("ahead_s", "said"), [(600, "600 s ahead of"), (-600, "600 s behind"), (5, "")])
+async def test_a_clock_that_is_far_from_the_others(ahead_s: int, said: str) -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a, stored_node(wal, "b-1") as b:
+            await a.grant(P0)
+            for number, (node, clock_ms) in enumerate(((a, NOW_MS), (b, NOW_MS + 1000 * ahead_s)), 7):
+                report = {"clock_ms": clock_ms}
+                name = node.membership.member.incarnation
+                await a.log.propose({"kind": "renew", "incarnation": name, "number": number, "report": report})
+
+    _, told = await told_of(work)
+    assert told["conditions"] == [f"the clock of b is {said} the others': set it, or use NTP"] * bool(said)
+
+
+async def test_tables_that_a_node_cannot_read() -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a:
+            await a.grant(P0)
+            report = {"unreadable": ["orders", "people"]}
+            await a.log.propose({"kind": "renew", "incarnation": "a-1", "number": 7, "report": report})
+
+    _, told = await told_of(work)
+    assert told["conditions"] == ["a cannot read or write the tables of: orders, people; `tidewal status` says why"]
 
 
 async def test_no_leader_two_of_one_name_and_a_role_that_no_member_offers() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from tidewal.runtime.catalog.catalog import Catalog, PChannelState
 from tidewal.runtime.catalog.placement_wishes import PlacementWishes
 from tidewal.runtime.clock import compose
-from tidewal.runtime.cluster.channel_assignment import MOVES_MAX, RATES, assign_channels
+from tidewal.runtime.cluster.channel_assignment import MOVES_MAX, assign_channels
 from tidewal.runtime.cluster.decisions import ClusterView, decide
-from tidewal.runtime.cluster.state import ClusterState, NodeMember
+from tidewal.runtime.cluster.state import RATES, ClusterState, NodeMember
 from tidewal.runtime.replicated.records import Claim
 
 CHANNELS = [f"p{number}" for number in range(64)]

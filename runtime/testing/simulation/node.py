@@ -9,14 +9,14 @@ from contextlib import suppress
 from ...catalog.catalog import PChannelState
 from ...catalog.catalog_log import CatalogLog
 from ...clock import HybridClock, add_ms
-from ...cluster.channel_assignment import RATES, assign_channels
+from ...cluster.channel_assignment import assign_channels
 from ...cluster.cluster_log import ClusterLog
 from ...cluster.coordinator import ClusterCoordinator
 from ...cluster.detector import SilenceDetector
 from ...cluster.limits import timestamp_limit
 from ...cluster.membership import NodeMembership
 from ...cluster.roles import COORDINATOR, STREAMING_NODE
-from ...cluster.state import NodeMember
+from ...cluster.state import RATES, NodeMember
 from ...errors import Fenced, PreconditionFailed, TidewalError, Unavailable
 from ...log.names import Names
 from ...ownership import Appended
