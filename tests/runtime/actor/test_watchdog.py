@@ -65,10 +65,10 @@ async def test_the_blocking_actor_is_named_once_while_heartbeats_go_on(recorder,
         ref = await system.spawn(lambda: Blocking(seen), name="blocker")
         loop_thread = await ref.ask(message)
         await kit.until(seen.is_set)
-    [(actor, blocked_ms, stack)] = reports
+    # a machine that is busy may hold up the loop by itself, too
+    [(actor, blocked_ms, _)] = [report for report in reports if "burn_cycles" in report[2]]
     assert actor == culprit
     assert blocked_ms >= BLOCKED_AFTER_MS
-    assert "burn_cycles" in stack
     assert loop_thread not in beats
 
 
