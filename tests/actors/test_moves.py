@@ -67,6 +67,7 @@ async def test_a_batch_of_two_channels_is_written_once_whatever_moves_and_dies(t
         assert stats.versions["insert"] == written
 
 
+@pytest.mark.long
 async def test_a_node_that_joins_gets_its_part(three: Nodes) -> None:  # noqa: F811
     traffic = Traffic(three)
     async with traffic.running():
@@ -84,6 +85,7 @@ async def test_a_node_that_joins_gets_its_part(three: Nodes) -> None:  # noqa: F
     await traffic.check()
 
 
+@pytest.mark.long
 async def test_a_node_is_drained_and_gets_nothing_until_it_is_uncordoned(three: Nodes) -> None:  # noqa: F811
     traffic = Traffic(three)
     async with traffic.running(), three.client() as client:
