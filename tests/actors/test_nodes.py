@@ -159,6 +159,7 @@ async def test_a_node_that_was_stopped_for_longer_than_its_lease_acknowledges_no
     await traffic.check()
 
 
+@pytest.mark.long
 async def test_random_kills_stops_and_starts_lose_and_double_nothing(three: Nodes) -> None:
     traffic, rng = Traffic(three), three.rng
     async with traffic.running():
