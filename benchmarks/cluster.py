@@ -36,12 +36,12 @@ READY_S = 60.0
 
 @contextlib.contextmanager
 def running(directory: Path, *options: str) -> Generator[dict[str, Any]]:
-    """`tidewal run` in a directory, with what it prints once it is ready."""
+    """`tidewal run` in a directory: what it prints once it is ready, and its `pid`."""
     command = [sys.executable, "-m", "tidewal", "run", "--data", str(directory), "--json", "--log-level", "error"]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE) as node:
         try:
             assert node.stdout is not None
-            yield json.loads(node.stdout.readline())
+            yield {**json.loads(node.stdout.readline()), "pid": node.pid}
         finally:
             node.send_signal(signal.SIGTERM)
             node.wait()
