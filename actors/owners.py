@@ -208,16 +208,19 @@ class Owners:
         """One time, up to which everything is that was acknowledged to `collection` before this call, and the last
         record of each of its channels at or before it. Raises `DeadlineExceeded` where a channel has no owner within
         `deadline_s`, `CollectionNotFound` where it was dropped, and what its owner in this process raises."""
-        channels = pchannels_of(collection)
+        return await self.sync_channels(pchannels_of(collection), collection.id, deadline_s=deadline_s)
+
+    async def sync_channels(self, channels: Sequence[str], id: int | None = None, *, deadline_s: float) -> SyncPoint:
+        """`sync` for these channels, of the collection with this `id`, or of any."""
         if self._local.is_open(channels):
             return await self._local.owner.sync(channels)
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._sync_again(collection.id, channels, deadline_s)
+                return await self._sync_again(id, channels, deadline_s)
         except TimeoutError:
             raise DeadlineExceeded(f"{', '.join(channels)} did not get an owner within {deadline_s:g} s") from None
 
-    async def _sync_again(self, id: int, channels: list[str], deadline_s: float) -> SyncPoint:
+    async def _sync_again(self, id: int | None, channels: Sequence[str], deadline_s: float) -> SyncPoint:
         while True:
             await self.until_open(channels)
             if self._local.is_open(channels):
@@ -227,7 +230,7 @@ class Owners:
             except (OwnerLost, *_AGAIN):
                 await asyncio.sleep(AGAIN_S)
 
-    async def _sync_at_owners(self, id: int, owners: Mapping[str, list[str]], deadline_s: float) -> SyncPoint:
+    async def _sync_at_owners(self, id: int | None, owners: Mapping[str, list[str]], deadline_s: float) -> SyncPoint:
         """Of several owners each says how far it is at one time, the first that none has passed."""
         at = 0 if len(owners) == 1 else add_ms(self._node.clock.now(), SYNC_AHEAD_MS)
         for _ in range(SYNC_ROUNDS):
@@ -238,10 +241,10 @@ class Owners:
             at = add_ms(time, SYNC_AHEAD_MS)
         raise Unavailable("the owners of the channels have not agreed on a time; retry")
 
-    async def _sync_one(self, id: int, owner: str, channels: list[str], at: int, deadline_s: float) -> SyncPoint:
+    async def _sync_one(self, id: int | None, owner: str, channels: list[str], at: int, deadline_s: float) -> SyncPoint:
         if owner == self._node.incarnation:
             return await self._local.owner.sync(channels, at=at)
-        params = {"channels": channels, "id": id, "at": at}
+        params: Params = {"channels": channels, "at": at} if id is None else {"channels": channels, "id": id, "at": at}
         values = (await self._ask(owner, "sync", channels, params, deadline_s=deadline_s)).values
         return SyncPoint(
             values["time"], {channel: ChannelPoint(*point) for channel, point in values["channels"].items()}

@@ -31,7 +31,7 @@ from .results import AsJson, print_rows
 CHANNEL_COLUMNS = ("name", "acks", "first id", "latest id", "entries", "bytes")
 COLLECTION_COLUMNS = ("name", "id", "state", "shards", "key", "fields")
 LEASE_COLUMNS = ("channel", "owner", "term", "until")
-CUT_COLUMNS = ("collection", "stored", "newest", "time")
+CUT_COLUMNS = ("channels", "collection", "stored", "newest", "time")
 
 
 DEFAULT = "content"  # what `tidewal inspect URL` calls; no name that a log's directory is likely to have
@@ -146,27 +146,28 @@ def _catalog(fold: Fold[Catalog]) -> dict[str, Any]:
 
 
 async def _cuts(wal: Wal, names: Names) -> list[dict[str, Any]]:
-    """For each collection the number of stored cuts, and the newest."""
-    newest: dict[str, Cut] = {}
-    counted: dict[str, int] = {}
+    """For the cuts of the same channels, the number of stored ones, and the newest. What an earlier Tidewal has stored
+    is about one collection alone."""
+    found: dict[tuple[str, ...], list[Cut]] = {}
     async for entry in stored(wal, names.cuts):
         try:
             cut = Cut.from_record(decode(entry.payload, entry.id))
         except BadRecord:  # `tail` shows it with its reason
             continue
-        counted[cut.collection] = counted.get(cut.collection, 0) + 1
-        if cut.collection not in newest or cut.time > newest[cut.collection].time:
-            newest[cut.collection] = cut
-    return [
-        {
-            "collection": name,
-            "stored": counted[name],
-            "newest": cut.time,
-            "time": shown_time(cut.time),
-            "ends": {channel: {"term": end.term, "cseq": end.cseq} for channel, end in cut.ends.items()},
-        }
-        for name, cut in sorted(newest.items())
-    ]
+        found.setdefault((cut.collection, *sorted(cut.ends)), []).append(cut)
+    return [_shown_cuts(found[key]) for key in sorted(found)]
+
+
+def _shown_cuts(cuts: list[Cut]) -> dict[str, Any]:
+    newest = max(cuts, key=lambda cut: cut.time)
+    return {
+        "collection": newest.collection or None,
+        "channels": len(newest.ends),
+        "stored": len(cuts),
+        "newest": newest.time,
+        "time": shown_time(newest.time),
+        "ends": {channel: {"term": end.term, "cseq": end.cseq} for channel, end in newest.ends.items()},
+    }
 
 
 def _print(found: dict[str, Any], beyond: Inspection | None) -> None:

@@ -93,7 +93,7 @@ def _catalog_lines(catalog: dict[str, Any]) -> list[str]:
         f" left: {kept}"
     ]
     lines += [f"collection {name} is lost, and its tables are there: {REINSERT}" for name in catalog["tables"]]
-    lines += [f"collection {name} is lost, unless it was dropped: it has cuts" for name in catalog["written"]]
+    lines += [f"collection {name} is lost, unless it was dropped: it was flushed" for name in catalog["written"]]
     if catalog["refusal"]:
         lines.append(f"no node starts with what is left: {catalog['refusal']}. Without a backup begin a new log")
     return lines

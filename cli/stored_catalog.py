@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..actors.flush_events import FlushEvent
 from ..adapters.rocksmq.check.channel_entries import channel_entries
 from ..adapters.rocksmq.journal.channels import ChannelTable, JournalledChannel
 from ..adapters.rocksmq.journal.losses import before_loss
 from ..runtime.catalog.catalog import catalog_fold
-from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import CorruptLog, TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.record import decode
@@ -21,7 +21,8 @@ from ..runtime.log.wal import Entry
 class DamagedCatalog:
     """The catalog of one cluster, of which records are lost. `refusal`: why no node can go on with it, even where the
     loss is accepted; "" where one can. `collections` are those that it still has. `missing` are those that it has not,
-    though they have tables beside the log (`tables`), or cuts in it (`written`): these may also have been dropped."""
+    though they have tables beside the log (`tables`), or events of flushes in it (`written`): these may also have been
+    dropped."""
 
     channel: str
     refusal: str
@@ -56,20 +57,20 @@ def damaged_catalogs(directory: str, table: ChannelTable) -> list[DamagedCatalog
 
 def _damaged(directory: str, table: ChannelTable, state: JournalledChannel) -> DamagedCatalog:
     names, fold = _names_of(state.name), catalog_fold()
-    cuts: set[str] = set()
+    written: set[str] = set()
     refusal = ""
     try:
-        for channel, entry in channel_entries(directory, table, {names.catalog, names.cuts}.__contains__):
+        for channel, entry in channel_entries(directory, table, {names.catalog, names.insert_events}.__contains__):
             if channel == names.catalog:
                 fold.read(entry)
             else:
-                cuts |= _collection_of(entry)
+                written |= _collection_of(entry)
         fold.finish()
     except TidewalError as error:
         refusal = _refusal(state, error)
     known = fold.state.collections
     tables = _collections_with_tables(directory) - known.keys()
-    return DamagedCatalog(state.name, refusal, sorted(known), sorted(tables), sorted(cuts - known.keys() - tables))
+    return DamagedCatalog(state.name, refusal, sorted(known), sorted(tables), sorted(written - known.keys() - tables))
 
 
 def _catalogs(table: ChannelTable) -> list[JournalledChannel]:
@@ -84,9 +85,9 @@ def _refusal(state: JournalledChannel, error: TidewalError) -> str:
     return f"{state.name}: {error.message}" if isinstance(error, CorruptLog) else error.message
 
 
-def _collection_of(cut: Entry) -> set[str]:
+def _collection_of(event: Entry) -> set[str]:
     try:
-        return {Cut.from_record(decode(cut.payload, cut.id)).collection}
+        return {FlushEvent.from_record(decode(event.payload, event.id)).collection}
     except TidewalError:  # what cannot be read tells nothing
         return set()
 

@@ -160,7 +160,8 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
     if record.type is RecordType.CUT:
         cut = Cut.from_record(record)
         ends = {name: {"term": end.term, "cseq": end.cseq, "id": end.id.hex()} for name, end in cut.ends.items()}
-        return {"collection": cut.collection, "cut": cut.time, "ends": ends}
+        named = {"collection": cut.collection} if cut.collection else {}
+        return {**named, "cut": cut.time, "ends": ends}
     if record.type is not RecordType.ROWS:
         return {}
     return _rows(record, catalog, rows) if record.vchannel else shown_bytes("value", record.body)

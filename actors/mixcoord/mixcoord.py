@@ -12,8 +12,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import CREATING, DROPPING, READY, Collection
-from ...runtime.catalog.cuts import Cut, CutEnd
-from ...runtime.clock import add_ms
 from ...runtime.cluster.channel_assignment import assign_channels
 from ...runtime.cluster.coordinator import ClusterCoordinator
 from ...runtime.cluster.decisions import ClusterView
@@ -30,8 +28,6 @@ from ...runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from ...runtime.log.record import encode
-from ...runtime.log.wal import ControlAppend
 from ...runtime.rows.schema import CollectionSchema
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
@@ -41,11 +37,11 @@ from ...runtime.waiting import ended, first_of
 from ..collection_reader import holder
 from ..datanode.delta_errors import storage_errors
 from ..datanode.wal_identity import foreign_tables
-from ..metrics import lag_ms
 from ..node import Node
 from ..pchannels import pchannels_of
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
+from .cut_drawer import CutDrawer
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .placement import Placement
@@ -54,9 +50,6 @@ from .requests import CreateParams, DropParams
 from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
 
-CUT_INTERVAL_S = 0.5
-CUT_DEADLINE_S = 2.0  # of a cut that no client waits for: those of other collections wait behind it
-CUT_AGAIN_MS = 24 * 3600 * 1000  # of a collection that is idle: cuts are kept for two weeks, its rows perhaps longer
 DDL_DEADLINE_S = 30.0
 FINISH_AGAIN_S = 5.0
 
@@ -76,9 +69,7 @@ class MixCoord(Role):
         super().__init__(node)
         self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
         self._adding = asyncio.Lock()  # each collection rests on the ids before it
-        self._last_cuts: dict[int, tuple[Cut, bytes]] = {}  # by collection, with its id in the log
-        self._first_cut = b""  # the first id that there is, where retention may remove cuts soon
-        self._cut_time = 0
+        self._cuts = CutDrawer(node, self.catalog, self.owners)
         self._pchannels = Pchannels(node, self.catalog)
         assigned = node.metrics.counter("mixcoord_assignment_total", role_name=STREAMING_NODE)
         self._coordinator = ClusterCoordinator(
@@ -115,12 +106,10 @@ class MixCoord(Role):
     async def prepare(self) -> None:
         await self._pchannels.check()
         await self.node.make_event_channel(self.node.names.cuts)
-        clock = self.node.clock
         with suppress(*_AWAY, PreconditionFailed, Fenced):  # looked at again at once
             await self._coordinator.step()  # so that a node that is alone leads before it is asked for anything
         metrics = self.node.metrics
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
-        metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(clock, self._cut_time))
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._coordinator.run(), name="cluster")
@@ -141,7 +130,7 @@ class MixCoord(Role):
 
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         node = self.node
-        duties: list[Coroutine[Any, Any, None]] = [self._warn_of_stray_tables(), self._finish(), self._draw_cuts()]
+        duties: list[Coroutine[Any, Any, None]] = [self._warn_of_stray_tables(), self._finish(), self._cuts.run()]
         if node.wal.capabilities.groups:
             duties.append(GroupLags(node.wal, node.clock.clock, node.metrics).run())
         if not node.wal.capabilities.drops_temporary:
@@ -271,7 +260,6 @@ class MixCoord(Role):
         for role in ("querynode", "datanode"):
             await self._ask_all(role, "release", {"collection": collection.to_wire()})
         await self.catalog.append({"kind": "dropped", "id": collection.id})
-        self._last_cuts.pop(collection.id, None)
 
     async def _ask_all(self, role: str, method: str, params: Params) -> None:
         """Have all members with `role` answer, or cease to be members."""
@@ -302,6 +290,9 @@ class MixCoord(Role):
     async def _list(self, _: Request) -> Answer:
         return {"collections": sorted(c.name for c in self.catalog.catalog.collections.values() if c.state == READY)}
 
+    async def _cut(self, request: Request) -> Answer:
+        return {"time": await self._cuts.draw(self.catalog.catalog.collection(request.params["collection"]))}
+
     # ---- ownership --------------------------------------------------------------------------------------------------
 
     async def _finish(self) -> None:
@@ -322,47 +313,3 @@ class MixCoord(Role):
                 raise
             except TidewalError as error:  # the next turn, or the next request for the name, continues
                 _log.warning("%s stays %s for now: %s", collection.name, collection.state, error)
-
-    # ---- cuts -------------------------------------------------------------------------------------------------------
-
-    async def _cut(self, request: Request) -> Answer:
-        cut = await self._draw(self.catalog.catalog.collection(request.params["collection"]), only_changed=False)
-        assert cut is not None
-        return {"time": cut.time}
-
-    async def _draw(self, collection: Collection, *, only_changed: bool) -> Cut | None:
-        """Store a cut at the owner's present time; with `only_changed` none when nothing was written since the last cut
-        and that is there and younger than `CUT_AGAIN_MS`: retention must not remove the last cut there is."""
-        deadline_s = CUT_DEADLINE_S if only_changed else DDL_DEADLINE_S
-        point = await self.owners.sync(collection, deadline_s=deadline_s)
-        ends = {name: CutEnd(*end) for name, end in point.channels.items()}
-        cut = Cut(collection.id, collection.name, point.time, ends)
-        last, id = self._last_cuts.get(collection.id, (None, b""))
-        if id < self._first_cut:  # retention has removed it
-            last = None
-        if only_changed and last is not None and last.ends == ends and cut.time < add_ms(last.time, CUT_AGAIN_MS):
-            return None
-        entry = ControlAppend(self.node.names.cuts, encode(cut.to_record()), cut.time)
-        [id] = await self.node.wal.append_many([entry])
-        self._last_cuts[collection.id] = cut, id
-        self._cut_time = max(self._cut_time, cut.time)
-        return cut
-
-    async def _look_at_first_cut(self) -> None:
-        if self.node.wal.capabilities.shared_segments:
-            with suppress(*_AWAY):  # looked at again in a moment
-                kept = await self.node.wal.describe(self.node.names.cuts)
-                self._first_cut = kept.first_id or (kept.latest_id or b"") + b"\0"  # none there: behind the last one
-
-    async def _draw_cuts(self) -> None:
-        """Store a cut of each collection every `CUT_INTERVAL_S` while rows are written: other processes read up to
-        it."""
-        while True:
-            await asyncio.sleep(CUT_INTERVAL_S)
-            await self._look_at_first_cut()
-            for collection in list(self.catalog.catalog.collections.values()):
-                if collection.state == READY:
-                    try:
-                        await self._draw(collection, only_changed=True)
-                    except _AWAY as error:
-                        _log.warning("no cut of %s now: %s", collection.name, error)

@@ -1,17 +1,20 @@
 """Cuts: one time `T` and, per channel, the exclusive end of the records with ts ≤ T. A cut is a consistent line across
-all channels of a collection. MixCoord stores a cut in the log before it hands it out, so all readers see the same cuts.
+all collections whose channels it has. MixCoord stores a cut in the log before it hands it out, so all readers see the
+same cuts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import msgpack
 
 from ..errors import BadRecord, check_version
+from ..log.names import pchannel_of
 from ..log.record import DECODE_ERRORS, Record, RecordType
+from .catalog import Collection
 
 VERSION = 1
 
@@ -27,12 +30,21 @@ class CutEnd:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Everything with ts ≤ `time`. `ends` has one entry per pchannel of the collection."""
+    """Everything with ts ≤ `time` in the pchannels of `ends`: of each collection that has all of its pchannels there.
+    One that an earlier Tidewal has stored is about one collection alone, and names it."""
 
-    collection_id: int
-    collection: str
     time: int
     ends: Mapping[str, CutEnd]
+    collection_id: int = 0
+    collection: str = ""
+
+    def of(self, collection: Collection) -> Cut | None:
+        """This cut with the ends of the pchannels of `collection` alone; None where it is not about that."""
+        channels = set(map(pchannel_of, collection.vchannels))
+        about = self.collection_id in (0, collection.id) and channels <= self.ends.keys()
+        if not about or self.time < collection.created_ts:
+            return None
+        return replace(self, ends={name: end for name, end in self.ends.items() if name in channels})
 
     def to_record(self) -> Record:
         """The record to store."""
@@ -49,6 +61,6 @@ class Cut:
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
             check_version("a cut", body["v"], VERSION)
             ends = {channel: CutEnd(*end) for channel, end in dict(body["ends"]).items()}
-            return cls(body["id"], record.key.decode(), body["time"], ends)
+            return cls(body["time"], ends, body["id"], record.key.decode())
         except (*DECODE_ERRORS, LookupError) as error:
             raise BadRecord(f"unreadable cut: {error}", reason="cut") from error

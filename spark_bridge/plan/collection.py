@@ -54,8 +54,8 @@ class CollectionPlan(ReadPlan):
     def cuts(self) -> CutLog:
         """The cuts of the collection as it is now. Raises `CollectionNotFound`."""
         collection = self.collection()
-        if self._cut_log is None or self._cut_log.id != collection.id:
-            self._cut_log = CutLog(self._log, Names(self._options.prefix).cuts, collection.id, collection.name)
+        if self._cut_log is None or self._cut_log.collection.id != collection.id:
+            self._cut_log = CutLog(self._log, Names(self._options.prefix).cuts, collection)
         return self._cut_log
 
     def what(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Final
 
+from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.cuts import Cut
 from ...runtime.clock import add_ms
 from ...runtime.errors import BadRecord, ChannelNotFound, PositionLost
@@ -23,26 +24,28 @@ _logger = logging.getLogger("tidewal.spark")
 
 
 class CutLog:
-    """Finds the cuts of the collection with `id` and `name` in `channel`. An absent channel has no cuts."""
+    """Finds the cuts of `collection` in `channel`. An absent channel has no cuts."""
 
-    def __init__(self, log: BlockingReader, channel: str, id: int, name: str) -> None:
-        self.id = id
+    def __init__(self, log: BlockingReader, channel: str, collection: Collection) -> None:
+        self.collection = collection
         self._log = log
         self._channel = channel
-        self._key = name.encode()
+        self._keys = {b"", collection.name.encode()}
         self._newest: Cut | None = None
         self._seen: bytes | None = None
         self._ahead: deque[Cut] = deque()
         self._ahead_from = 0
 
     def newest(self) -> Cut | None:
-        """The newest cut there is; None when none was ever stored, or retention has removed all."""
+        """The newest cut there is, or one that ends where the newest does: others were written since. None when none
+        was ever stored, or retention has removed all."""
         latest = self._latest_id()
         if latest is None or latest == self._seen:
             return self._newest
         try:
             for cut in self._cuts(self._log.read(self._channel, self._seen, latest) if self._seen else ()):
-                self._newest = cut if self._newest is None or cut.time > self._newest.time else self._newest
+                if self._newest is None or (cut.time > self._newest.time and cut.ends != self._newest.ends):
+                    self._newest = cut
         except PositionLost:
             self._seen = None
         if self._seen is None:
@@ -126,9 +129,9 @@ class CutLog:
             for entry in entries:
                 try:
                     record = decode(entry.payload, entry.id)
-                    cut = Cut.from_record(record) if record.key == self._key else None
+                    cut = Cut.from_record(record).of(self.collection) if record.key in self._keys else None
                 except BadRecord as error:
                     _logger.warning("a cut is skipped, the next one takes its place: %s", error.message)
                     continue
-                if cut is not None and cut.collection_id == self.id:  # else of one of that name that was dropped
+                if cut is not None:
                     yield cut

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tidewal.actors.mixcoord import mixcoord
+from tidewal.actors.mixcoord import cut_drawer
 from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.clock import AHEAD_MS_MAX, LOGICAL_BITS, HybridClock, add_ms, physical_ms
 from tidewal.runtime.errors import CollectionNotFound, InvalidFilter, InvalidRequest, MemoryLimitExceeded
@@ -219,7 +219,7 @@ async def test_an_idle_node_stores_nothing_and_still_answers(home) -> None:
 @pytest.mark.slow
 @MEMORY_ONLY
 async def test_the_last_cut_of_an_idle_collection_is_stored_again_before_retention_takes_it(home, monkeypatch) -> None:
-    monkeypatch.setattr(mixcoord, "CUT_AGAIN_MS", 10_000)
+    monkeypatch.setattr(cut_drawer, "CUT_AGAIN_MS", 10_000)
     async with home.people_client() as client:
         await client.insert("people", home.people(1))
         await home.elapse(2)

@@ -149,7 +149,8 @@ async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_
         await node.node.cluster.log.move_on()
         while ((await log.describe(written)).first_id or ids[-1]) < ids[30]:  # noqa: ASYNC110 -- a thread's work
             await asyncio.sleep(0.01)
-        while "idle" not in await cuts(log):  # noqa: ASYNC110 -- MixCoord stores it again
+        idle = await client.describe_collection("idle")
+        while not await cuts(log, idle):  # noqa: ASYNC110 -- MixCoord stores it again
             await asyncio.sleep(0.01)
     await log.close()
 
@@ -166,13 +167,13 @@ async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_
     await log.close()
 
 
-async def cuts(log) -> set[str]:
-    """The collections that have a cut in the log."""
-    found: set[str] = set()
+async def cuts(log, collection) -> list[Cut]:
+    """The cuts of a collection in the log."""
+    found: list[Cut] = []
     last = (await log.describe(Names().cuts)).latest_id
     async with aclosing(log.read(Names().cuts, From.EARLIEST)) as reader:
         async for entries in reader:
-            found |= {Cut.from_record(decode(entry.payload)).collection for entry in entries}
+            found += [cut for entry in entries if (cut := Cut.from_record(decode(entry.payload)).of(collection))]
             if entries[-1].id >= last:
                 break
     return found

@@ -95,7 +95,7 @@ def test_tail_of_the_catalog_ends_at_its_limit(command: Callable[..., Any], data
 def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Popen[str]], running: dict[str, Any]):
     process = start("tail", running["wal"], "by-dev-cuts", "--json")
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["collection"] == "things"
+    assert json.loads(process.stdout.readline())["type"] == "CUT"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert "Traceback" not in process.stdout.read()
@@ -123,7 +123,7 @@ def test_a_command_that_owns_the_log_makes_way_for_a_node(
     assert (data / "log" / "LOCK").read_text().strip() == str(process.pid)
     for _ in range(2):
         asyncio.run(cut(data))
-        assert json.loads(process.stdout.readline())["collection"] == "things"
+        assert json.loads(process.stdout.readline())["type"] == "CUT"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
 
@@ -146,7 +146,7 @@ def test_a_command_does_not_take_the_place_of_a_node(
 
     boot, line = asyncio.run(successor())
     assert boot == life + 1
-    assert json.loads(line)["collection"] == "things"
+    assert json.loads(line)["type"] == "CUT"
 
 
 async def life_of(data: Path) -> int:

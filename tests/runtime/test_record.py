@@ -215,7 +215,7 @@ def test_arbitrary_bytes_are_no_position_heartbeat_or_cut(data):
 def test_heartbeats_and_cuts_come_back():
     sent = [Announcement("a", 1, 2, 3), Announcement("b", 4, 5, 6)]
     assert announcements(decode(encode(heartbeat(sent)))) == sent
-    cut = Cut(7, "flights", 99, {"a": CutEnd(1, 2, b"x"), "b": CutEnd(3, 4, b"y")})
+    cut = Cut(99, {"a": CutEnd(1, 2, b"x"), "b": CutEnd(3, 4, b"y")})
     assert Cut.from_record(decode(encode(cut.to_record()))) == cut
     for body in ({"v": 0}, {"v": 1, "id": 1, "time": 2, "ends": [1]}, {"v": 1, "ends": {"a": 3}}, {"v": 1}):
         with pytest.raises(BadRecord):

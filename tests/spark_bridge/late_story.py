@@ -83,7 +83,7 @@ class LateStory(Story):
             if not before:
                 return  # an owner that has just come draws none below its fence
             ends[channel] = before[-1]
-        self.drawn.append(Cut(collection.id, collection.name, time, ends))
+        self.drawn.append(Cut(time, ends))
 
     def storable(self) -> list[Cut]:
         """The drawn cuts below which all has landed."""

@@ -191,7 +191,7 @@ class Story:
         """Store a cut of now."""
         self.now += 1
         channels = sorted(map(pchannel_of, collection.vchannels))
-        cut = Cut(collection.id, collection.name, self.now, {name: self._ends[name] for name in channels})
+        cut = Cut(self.now, {name: self._ends[name] for name in channels})
         self.append(NAMES.cuts, encode(cut.to_record()), self.now)
         self.cuts.append(cut)
         return cut

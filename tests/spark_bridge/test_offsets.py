@@ -22,7 +22,7 @@ from plans import beginning
 from story import NAMES, ListLog, Story
 
 A, B = NAMES.pchannel(0), NAMES.pchannel(1)
-CUT = Offset.of_cut(Cut(7, "flights", 2**62, {B: CutEnd(2, 5, b"\x00\xff"), A: CutEnd(1, 2, b"\x01")}))
+CUT = Offset.of_cut(Cut(2**62, {B: CutEnd(2, 5, b"\x00\xff"), A: CutEnd(1, 2, b"\x01")}))
 
 
 def plan(wal: str = "rocksmq:///data", id: int = 7, later: int = 0) -> CollectionPlan:
