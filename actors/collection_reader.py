@@ -101,17 +101,20 @@ class CollectionReaderRole(Role, ABC):
         self.spawn_task(self._listen(), name="heartbeats")
 
     async def _watch(self) -> None:
+        seen: object = None
         while True:
+            members = self.node.cluster.members(self.role)
             self._start_pipelines()
-            for pipeline in list(self._pipelines.values()):
-                if not self.serves(pipeline.collection):
-                    await self._end_pipeline(pipeline.collection)
+            if members != seen:  # all that decides which node serves what is running
+                for pipeline in list(self._pipelines.values()):
+                    if not self.serves(pipeline.collection):
+                        await self._end_pipeline(pipeline.collection)
+            seen = members
             await first_of(self.catalog.changed(), self.node.cluster.changed())
 
     def _start_pipelines(self) -> None:
         for collection in list(self.catalog.catalog.collections.values()):
-            wanted = collection.state == READY and self.serves(collection)
-            if wanted and collection.id not in self._pipelines:
+            if collection.state == READY and collection.id not in self._pipelines and self.serves(collection):
                 self._pipelines[collection.id] = self.pipeline(collection)
                 self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
 

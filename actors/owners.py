@@ -111,7 +111,7 @@ class Owners:
 
     async def until_all_open(self) -> None:
         """Wait until the channels of all collections are open."""
-        while self.terms(_all_channels(self._catalog.catalog.collections.values())) is None:
+        while self.terms(self._catalog.catalog.pchannels) is None:
             await self.changed()
 
     async def run(self) -> None:
@@ -335,10 +335,6 @@ class Owners:
     def _again(self, channels: Iterable[str], error: TidewalError, *, unknown: bool) -> SendAgain:
         self._refusals.update(channels)
         return SendAgain(error.message, outcome_unknown=unknown)
-
-
-def _all_channels(collections: Iterable[Collection]) -> list[str]:
-    return list(Counter(channel for collection in collections for channel in pchannels_of(collection)))
 
 
 async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:

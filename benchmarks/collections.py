@@ -134,7 +134,8 @@ async def start(directory: Path, count: int) -> None:
         async with connect(directory, deadline_s=600) as client:
             await client.count(name_of(count - 1), consistency="strong", deadline_s=600)
             answered_s = time.perf_counter() - began
-        beside = {"ready_s": ready_s, "memory_kib": float(memory_kib(int(node["pid"])))}
+        process = int(node["pid"])
+        beside = {"ready_s": ready_s, "cpu_s": cpu_s(process), "memory_kib": float(memory_kib(process))}
     figure(f"collections.start_s.{count}", answered_s, "s", beside=beside)
 
 

@@ -80,7 +80,7 @@ class MixCoord(Role):
             self._assign,
             on_granted=assigned.inc,
         )
-        self._placement = Placement(node, self.catalog, self._coordinator.view, self._channels_of_collections)
+        self._placement = Placement(node, self.catalog, self._coordinator.view, lambda: self.catalog.catalog.pchannels)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -164,15 +164,12 @@ class MixCoord(Role):
 
     def _assign(self, view: ClusterView) -> Mapping[str, str]:
         """Which StreamingNode is to own which pchannel."""
-        plan = assign_channels(view, self._channels_of_collections())
+        plan = assign_channels(view, view.catalog.pchannels)
         for move in plan.moves:
             _log.info(
                 "%s moves from %s to %s: %s", move.channel, move.source, move.target, move.detail or move.reason.value
             )
         return plan.owners()
-
-    def _channels_of_collections(self) -> set[str]:
-        return {name for collection in self.catalog.catalog.collections.values() for name in pchannels_of(collection)}
 
     async def _warn_of_stray_tables(self) -> None:
         if self.ref.cell.restarts:

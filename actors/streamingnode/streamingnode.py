@@ -244,7 +244,7 @@ class StreamingNode(Role):
             raise InvalidRequest(f"the time {at} lies days ahead")
         self._check_open(channels)
         if id is not None:
-            self._vchannels.check_open(id, channels)
+            self._vchannels.check_open(self.catalog.catalog.by_id(id), channels)
         point = await self.sync(channels, at=at)
         return {"time": point.time, "channels": point.channels}
 

@@ -48,10 +48,11 @@ class VChannels:
         for name in vchannels:
             self._open.pop(name, None)
 
-    def check_open(self, id: int, pchannels: Iterable[str]) -> None:
-        """Raise `CollectionNotFound` unless the collection with this id has an open vchannel on each of `pchannels`."""
-        there = {pchannel_of(name) for name, found in self._open.items() if found.id == id}
-        if not there.issuperset(pchannels):
+    def check_open(self, collection: Collection | None, pchannels: Iterable[str]) -> None:
+        """Raise `CollectionNotFound` unless the `collection` of the catalog has an open vchannel on each of
+        `pchannels`."""
+        vchannels = () if collection is None else collection.vchannels
+        if not {pchannel_of(name) for name in vchannels if name in self._open}.issuperset(pchannels):
             raise CollectionNotFound("the collection that was asked about was dropped; describe it again")
 
     def check(self, part: WritePart) -> Collection | None:

@@ -34,11 +34,13 @@ pass its limit, and owners that fail one after another carry no clock ahead.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..errors import BadRecord, CollectionNotFound, PreconditionFailed
+from ..log.names import pchannel_of
 from ..log.record import RecordType
 from ..log.wal import Entry
 from ..nearest import nearest
@@ -128,6 +130,8 @@ class Catalog:
         self.collections: dict[str, Collection] = {}
         self.channels: dict[str, PChannelState] = {}
         self.wishes: PlacementWishes = PlacementWishes()
+        self._names: dict[int, str] = {}  # of the collections, by id
+        self._shards: Counter[str] = Counter()  # of all collections, by pchannel
 
     def apply(self, event: Event) -> None:
         """`StateMachine.apply`."""
@@ -143,7 +147,13 @@ class Catalog:
 
     def by_id(self, id: int) -> Collection | None:
         """The collection of that id, in whatever state."""
-        return next((found for found in self.collections.values() if found.id == id), None)
+        name = self._names.get(id)
+        return None if name is None else self.collections[name]
+
+    @property
+    def pchannels(self) -> Set[str]:
+        """The pchannels that collections have shards on."""
+        return frozenset(self._shards)
 
     def fences(self, pchannels: list[str]) -> dict[str, dict[int, bytes]]:
         """The known fences of `pchannels`, by term, for readers."""
@@ -177,7 +187,14 @@ class Catalog:
         }
         wishes = PlacementWishes.from_wire(snapshot.get("wishes", {}))
         self.next_id, self.channels, self.wishes = next_id, channels, wishes
-        self.collections = {collection.name: collection for collection in collections}
+        self.collections, self._names, self._shards = {}, {}, Counter()
+        for collection in collections:
+            self._add(collection)
+
+    def _add(self, collection: Collection) -> None:
+        self.collections[collection.name] = collection
+        self._names[collection.id] = collection.name
+        self._shards.update(map(pchannel_of, collection.vchannels))
 
     # ---- one method per kind ----------------------------------------------------------------------------------------
 
@@ -185,7 +202,7 @@ class Catalog:
         collection = Collection.from_wire(event["collection"])
         if collection.name in self.collections or collection.id < self.next_id:
             raise PreconditionFailed(f"there is a collection {collection.name} by now, or one with id {collection.id}")
-        self.collections[collection.name] = collection
+        self._add(collection)
         self.next_id = collection.id + 1
 
     def _on_ready(self, event: Event) -> None:
@@ -195,7 +212,9 @@ class Catalog:
         self._set_state(event, DROPPING)
 
     def _on_dropped(self, event: Event) -> None:
-        del self.collections[self._present(event).name]
+        dropped = self._present(event)
+        del self.collections[dropped.name], self._names[dropped.id]
+        self._shards -= Counter(map(pchannel_of, dropped.vchannels))  # keeps what is above 0
 
     def _set_state(self, event: Event, state: str) -> None:
         found = self._present(event)

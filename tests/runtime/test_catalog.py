@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.catalog.catalog import CREATING, DROPPING, READY, Collection, catalog_fold
+from tidewal.runtime.catalog.catalog import CREATING, DROPPING, READY, Catalog, Collection, catalog_fold
 from tidewal.runtime.errors import BadRecord, CollectionNotFound, FormatTooNew
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import Entry
@@ -88,6 +88,23 @@ def led(log: Log, term: int = 1, node: str = "m", previous: bytes = b"") -> Read
     catalog = Reader()
     assert catalog.apply(log.put(term, "leader", node=node, previous=previous))
     return catalog
+
+
+def test_the_channels_of_all_collections_are_known_and_each_by_its_id():
+    log = Log()
+    catalog = led(log)
+    catalog.apply(log.put(1, "create", collection=collection(5, "flights", channels=1)))
+    catalog.apply(log.put(1, "create", collection=collection(6, "airports", channels=3)))
+    assert catalog.pchannels == {"p0", "p1", "p2"}
+    restored = Catalog()
+    restored.restore(catalog.snapshot())
+    assert restored.pchannels == {"p0", "p1", "p2"}
+    assert restored.by_id(6) == catalog.by_id(6) == catalog.collections["airports"]
+    for id, left in ((6, {"p0"}), (5, set[str]())):
+        catalog.apply(log.put(1, "drop", id=id))
+        assert len(catalog.pchannels) > len(left)
+        catalog.apply(log.put(1, "dropped", id=id))
+        assert catalog.pchannels == left
 
 
 def test_a_collection_begins_becomes_ready_and_ends():
