@@ -160,6 +160,7 @@ class CollectionReaderRole(Role, ABC):
                 again_s = 0 if at_once else pause_s
                 _log.error("%s of %s stops, trying again in %g s: %s", self.role, collection.name, again_s, error)
                 if not at_once:
+                    error = _with_advice(collection, error)
                     self._set_unreadable(collection, error)
                     pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
             await self._as_task(id, asyncio.sleep(again_s))
@@ -240,8 +241,17 @@ class CollectionReaderRole(Role, ABC):
                         pipeline.announce(*announcement)
 
 
+def _with_advice(collection: Collection, error: TidewalError) -> TidewalError:
+    """`error`, which has stopped the collection, as its requests get it."""
+    if not isinstance(error, PositionLost):
+        return error
+    advice = "mount or restore the tables, which have what the log has no more, or drop the collection"
+    return PositionLost(f"collection {collection.name}: {error.message}: {advice}", **error.fields)
+
+
 class BeginningCheck:
-    """Whether a collection that has nothing in its table is read from its first record on. Where its tables are gone (a
+    """Whether a collection that has nothing in its table is read from its first record on, where the catalog does not
+    say where it begins. Where its tables are gone (a
     disk that is not mounted, a folder that was removed) and retention has removed from the log what they had, the rows
     that are left would look like all."""
 
@@ -249,7 +259,8 @@ class BeginningCheck:
         """`stored` is the T of the table. At the time `now` the collection was ready, so its channels had their first
         records."""
         self._collection, self._now = collection, now
-        self._missing = set[str]() if stored else set(collection.vchannels)  # whose first record was not read yet
+        known = stored or collection.beginning is not None  # and reading from there raises `PositionLost`
+        self._missing = set[str]() if known else set(collection.vchannels)  # whose first record was not read yet
 
     def check(self, pack: MsgPack) -> None:
         """Look at the next pack. Raises `PositionLost`."""
@@ -264,10 +275,9 @@ class BeginningCheck:
             raise self._lost()
 
     def _lost(self) -> PositionLost:
-        name, vchannel = self._collection.name, min(self._missing)
+        vchannel = min(self._missing)
         return PositionLost(
-            f"collection {name} has no tables, and the log has the beginning of {vchannel} no more: mount or restore"
-            " the tables, which have the rows, or drop the collection",
+            f"it has no tables, and the log has the beginning of {vchannel} no more",
             channel=pchannel_of(vchannel),
         )
 
@@ -293,13 +303,20 @@ def open_stream(
 ) -> TtMsgStream:
     """The messages of `collection` with ts > `after`.
 
-    Behind a table they begin at its positions, `stored` together with the T `after`: reading raises `PositionLost` when
-    retention has removed what comes next. Without (nothing is stored yet, shards are stored up to different times, or
-    another tool has removed the positions) they begin at that time, and only while a hold keeps what lies behind it is
-    nothing missing.
+    Behind a table they begin at its positions, `stored` together with the T `after`, and where nothing is stored (0) at
+    the beginning of the collection: reading raises `PositionLost` when retention has removed what comes next. Without
+    (shards are stored up to different times, another tool has removed the positions, or the catalog does not say where
+    the collection begins) they begin at that time, and only while a hold keeps what lies behind it is nothing missing.
     """
     channels = pchannels_of(collection)
     node = role.node
+    beginning = collection.beginning
+    if not after and beginning is not None:
+        after = beginning.time
+        stored = [
+            Position(channel, id, term, cseq, after, node.wal.name)
+            for channel, (term, cseq, id) in beginning.ends.items()
+        ]
     factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters, grants=role.catalog)
     stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
     start = FromTime(max(after, collection.created_ts - 1))

@@ -132,13 +132,11 @@ class LogTable:
         with self._lock, storage_errors(self.location):
             return self._refresh()
 
-    def stored(self, vchannels: Sequence[str]) -> tuple[int, list[Position]]:
-        """The least T of `vchannels`, and their positions as far as there are any, of one and the same snapshot: the
-        newest."""
+    def stored(self, vchannels: Sequence[str]) -> tuple[int, Positions]:
+        """The least T of `vchannels`, and `positions`, of one and the same snapshot: the newest."""
         with self._lock, storage_errors(self.location):
             found = self._refresh()
-            own = [found[vchannel] for vchannel in vchannels if vchannel in found]
-            return min(map(self._stored_t, vchannels)), own
+            return min(map(self._stored_t, vchannels)), found
 
     def flush(
         self,

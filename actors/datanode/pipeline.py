@@ -29,7 +29,7 @@ from ..pchannels import pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
 from .metrics import FlushMetrics
-from .wal_identity import check_origin
+from .wal_identity import open_own_table
 
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
@@ -117,10 +117,8 @@ class FlushPipeline:
 
     async def _open(self) -> TtMsgStream:
         location = self._node.tables.table(self.collection.name, LOG)
-        schema, key = self.collection.schema.arrow(), self.collection.schema.primary_key
-        self.log = await self._node.blocking(partial(LogTable.open, location, schema, key))
-        await self._node.blocking(partial(check_origin, self.log, self._node.wal.name, self.collection))
-        self._stored, positions = await self._node.blocking(partial(self.log.stored, self.collection.vchannels))
+        opening = partial(open_own_table, location, self.collection, self._node.wal.name)
+        self.log, self._stored, positions = await self._node.blocking(opening)
         stream = open_stream(self._role, self.collection, self._stored, positions)
         self._metrics = FlushMetrics(
             self._node.metrics, self._node.clock, self.collection, stream, lambda: self._buffer.bytes
@@ -131,9 +129,11 @@ class FlushPipeline:
         return stream
 
     async def _hold_start(self, positions: Sequence[Position]) -> None:
-        """Hold the log from the table's positions on, where its readers continue too, before any other hold on it can
-        move: of several shards on one channel from the lowest position."""
+        """Hold the log from the table's positions on, or the collection's beginning, where its readers continue too,
+        before any other hold on it can move: of several shards on one channel from the lowest position."""
         least: dict[str, bytes] = {}
+        if not self._stored and self.collection.beginning is not None:
+            least = {channel: id for channel, (_, _, id) in self.collection.beginning.ends.items()}
         for at in positions if self._stored else ():  # with T 0 a shard has no position yet
             least[at.channel] = min(least.get(at.channel, at.message_id), at.message_id)
         for channel in pchannels_of(self.collection):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import PositionMismatch, TidewalError
+from ...runtime.streams.messages import Position
 from ...runtime.tables.table_store import LOG, TableLocation, TableStore
 from .delta_errors import storage_errors
 from .log_table import LogTable
@@ -17,7 +20,7 @@ def wal_of(tables: TableStore) -> str | None:
         logs = [table for table in tables.tables() if table.name == LOG and table.exists()]
     for table in logs:
         try:
-            found = _wals(LogTable.open(table))
+            found = {position.wal for position in LogTable.open(table).positions().values()}
         except TidewalError:  # a reader of that table raises what is wrong with it
             continue
         if found:
@@ -25,23 +28,35 @@ def wal_of(tables: TableStore) -> str | None:
     return None
 
 
-def check_origin(log: LogTable, wal: str, collection: Collection) -> None:
-    """Raise `PositionMismatch` unless the rows of `log` came from `collection`, in a log of the backend `wal`. Blocks.
+class OwnTable(NamedTuple):
+    """The table of a collection. In one snapshot of it, all shards are there up to `time`, and these are the positions
+    stored with them, as far as there are any."""
+
+    log: LogTable
+    time: int
+    positions: list[Position]
+
+
+def open_own_table(location: TableLocation, collection: Collection, wal: str) -> OwnTable:
+    """Open the table of `collection`, created when absent. Raises `PositionMismatch` unless its rows came from that
+    collection, in a log of the backend `wal`, and what `LogTable.open` raises. Blocks.
 
     Two logs of one backend differ by what they hold: a table with shards that the collection lacks, or that was filled
     before the collection was created, is another log's. One that was filled later under the same names passes.
     """
-    for found in _wals(log) - {wal}:
+    log = LogTable.open(location, collection.schema.arrow(), collection.schema.primary_key)
+    time, positions = log.stored(collection.vchannels)
+    for found in {position.wal for position in positions.values()} - {wal}:
         raise PositionMismatch(
             f"{log.location} was filled from {found}, this log is {wal}: go on with {found}, or take another directory",
             expected=wal,
             found=found,
         )
-    strange = sorted(log.positions().keys() - set(collection.vchannels))
-    filled, _ = log.stored(collection.vchannels)
-    if strange or 0 < filled < collection.created_ts:
+    strange = sorted(positions.keys() - set(collection.vchannels))
+    if strange or 0 < time < collection.created_ts:
         why = f"has shards that it lacks: {', '.join(strange)}" if strange else "was filled before it was created"
         raise foreign_tables(log.location, collection.name, why)
+    return OwnTable(log, time, list(positions.values()))
 
 
 def foreign_tables(location: TableLocation, collection: str, why: str) -> PositionMismatch:
@@ -52,7 +67,3 @@ def foreign_tables(location: TableLocation, collection: str, why: str) -> Positi
         expected=collection,
         found=location.uri,
     )
-
-
-def _wals(log: LogTable) -> set[str]:
-    return {position.wal for position in log.positions().values()}

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -38,7 +37,6 @@ from ..collection_reader import holder
 from ..datanode.delta_errors import storage_errors
 from ..datanode.wal_identity import foreign_tables
 from ..node import Node
-from ..pchannels import pchannels_of
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from .cut_drawer import CutDrawer
@@ -200,7 +198,7 @@ class MixCoord(Role):
                 async with self._adding:
                     existing = await self._add(schema, shards)
             await self._finish_create(existing)
-        return {"collection": replace(existing, state=READY).to_wire(), "created": True}
+        return {"collection": self.catalog.catalog.collections[schema.name].to_wire(), "created": True}
 
     def _ddl_of(self, name: str) -> asyncio.Lock:
         """The lock of all that is done to the collections of this name. Those of others may be where a channel is
@@ -230,12 +228,12 @@ class MixCoord(Role):
 
     async def _finish_create(self, collection: Collection) -> None:
         await self.owners.announce("create", collection, deadline_s=DDL_DEADLINE_S)
-        for channel in pchannels_of(collection):
-            # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
-            latest = await self.node.wal.latest_id(channel)
-            if latest is not None:
-                await self.node.wal.hold(channel, holder(collection), latest)
-        await self.catalog.append({"kind": "ready", "id": collection.id})
+        # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
+        point = await self.owners.sync(collection, deadline_s=DDL_DEADLINE_S)
+        hold, name = self.node.wal.hold, holder(collection)
+        await asyncio.gather(*(hold(channel, name, last.id) for channel, last in point.channels.items()))
+        ends = {channel: tuple(last) for channel, last in point.channels.items()}
+        await self.catalog.append({"kind": "ready", "id": collection.id, "beginning": (point.time, ends)})
 
     async def _drop(self, request: Request) -> Answer:
         named = self.catalog.catalog.by_id(request.params["id"])

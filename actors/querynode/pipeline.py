@@ -22,8 +22,7 @@ from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, rows_of
 from ..datanode.delta_errors import storage_errors
 from ..datanode.log_reader import read_current_at
-from ..datanode.log_table import LogTable
-from ..datanode.wal_identity import check_origin
+from ..datanode.wal_identity import open_own_table
 from ..metrics import ScanMetrics, lag_ms
 from .metrics import watch_rows
 from .row_store import RowStore
@@ -103,10 +102,8 @@ class RowPipeline:
         with storage_errors(location):
             if not location.exists():
                 return 0, []
-        schema = self.collection.schema
-        log = await self._node.blocking(partial(LogTable.open, location, schema.arrow(), schema.primary_key))
-        await self._node.blocking(partial(check_origin, log, self._node.wal.name, self.collection))
-        time, positions = await self._node.blocking(partial(log.stored, self.collection.vchannels))
+        opening = partial(open_own_table, location, self.collection, self._node.wal.name)
+        log, time, positions = await self._node.blocking(opening)
         for vchannel in self.collection.vchannels if time else ():
             store = self._stores[vchannel]
             current = await self._node.blocking(partial(read_current_at, log, time, vchannels=[vchannel]))

@@ -8,7 +8,9 @@ version, stops every reader: `FormatTooNew`.
 
     create    collection                a collection begins to exist (its channels may not have the record yet): none
                                         has its name, and no earlier one had its id
-    ready     id                        every channel of the collection has the record
+    ready     id, beginning             every channel of the collection has the record; `beginning`: a time and, by
+                                        pchannel, the term, the cseq and the id of the last record at or before it. All
+                                        rows lie behind these. (An earlier Tidewal did not say it.)
     drop      id                        the collection stops to exist
     dropped   id                        every channel has the record, its tables may be removed
     grant     node, channels, limit     pchannels (name -> term and the one before) belong to a node; it may stamp up to
@@ -37,7 +39,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import BadRecord, CollectionNotFound, PreconditionFailed
 from ..log.names import pchannel_of
@@ -54,15 +56,39 @@ CREATING, READY, DROPPING = "creating", "ready", "dropping"
 NODE_KINDS = frozenset({"fenced", "released", "renewed"})
 
 
+class CollectionBeginning(NamedTuple):
+    """Where a collection begins: at `time`, and behind (term, cseq, message id) in each pchannel. All that is its own
+    and lies at or before that are the records that it begins to exist."""
+
+    time: int
+    ends: Mapping[str, tuple[int, int, bytes]]
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> CollectionBeginning | None:
+        """The beginning in a wire form, if any. Raises `ValueError` for a malformed one."""
+        if wire is None:
+            return None
+        time, ends = wire
+        return cls(
+            typed(time, int),
+            {
+                typed(name, str): (typed(term, int), typed(cseq, int), typed(id, bytes))
+                for name, (term, cseq, id) in ends.items()
+            },
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """One collection. `vchannels` in the order of the shards; `created_ts` is when it began to exist."""
+    """One collection. `vchannels` in the order of the shards; `created_ts` is when it began to exist. Where it is ready
+    `beginning` says where its readers begin, unless an earlier Tidewal has created it."""
 
     id: int
     schema: CollectionSchema
     vchannels: tuple[str, ...]
     created_ts: int
     state: str = CREATING
+    beginning: CollectionBeginning | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +106,7 @@ class Collection:
             "vchannels": list(self.vchannels),
             "created_ts": self.created_ts,
             "state": self.state,
+            "beginning": self.beginning,
         }
 
     @classmethod
@@ -94,6 +121,7 @@ class Collection:
             tuple(typed(name, str) for name in wire["vchannels"]),
             typed(wire["created_ts"], int),
             wire["state"],
+            CollectionBeginning.from_wire(wire.get("beginning")),
         )
 
 
@@ -206,19 +234,20 @@ class Catalog:
         self.next_id = collection.id + 1
 
     def _on_ready(self, event: Event) -> None:
-        self._set_state(event, READY)
+        beginning = CollectionBeginning.from_wire(event.get("beginning"))
+        self._change(event, state=READY, beginning=beginning)
 
     def _on_drop(self, event: Event) -> None:
-        self._set_state(event, DROPPING)
+        self._change(event, state=DROPPING)
 
     def _on_dropped(self, event: Event) -> None:
         dropped = self._present(event)
         del self.collections[dropped.name], self._names[dropped.id]
         self._shards -= Counter(map(pchannel_of, dropped.vchannels))  # keeps what is above 0
 
-    def _set_state(self, event: Event, state: str) -> None:
+    def _change(self, event: Event, **fields: Any) -> None:
         found = self._present(event)
-        self.collections[found.name] = replace(found, state=state)
+        self.collections[found.name] = replace(found, **fields)
 
     def _present(self, event: Event) -> Collection:
         found = self.by_id(event["id"])

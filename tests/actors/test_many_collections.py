@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tidewal.actors.datanode import DataNode
+from tidewal.runtime.testing.memory import MemoryWal
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 COLLECTIONS = 30
@@ -35,3 +36,35 @@ async def test_one_more_collection_is_not_a_look_at_all_of_them(home, monkeypatc
         await create(home, client, COLLECTIONS)
         await home.elapse(2)
         assert set(looked_at) == {f"c{COLLECTIONS}"}
+
+
+@MEMORY_ONLY
+async def test_a_start_looks_for_no_collection_in_the_log(home) -> None:
+    """The catalog says where those begin that have nothing in their table, and the tables say it of the others."""
+    searched = Counter[str]()
+
+    class Counting(MemoryWal):
+        async def id_at(self, channel, timestamp):
+            searched[channel] += 1
+            return await super().id_at(channel, timestamp)
+
+        async def describe(self, channel):
+            searched[channel] += 1
+            return await super().describe(channel)
+
+    async with home.client() as client:
+        for number in range(COLLECTIONS):
+            await create(home, client, number)
+        await client.insert("c0", home.people(*range(10)))
+        await client.flush("c0")
+        await client.insert("c1", home.people(1))
+        described = await client.describe_collection("c1")
+    home.memory = Counting
+    async with home.client() as client:
+        assert await client.describe_collection("c1") == described
+        assert described.beginning is not None
+        assert described.beginning.time > described.created_ts
+        counts = [await client.count(f"c{number}", consistency="strong") for number in range(COLLECTIONS)]
+        assert counts == [10, 1] + [0] * (COLLECTIONS - 2)
+        pchannels = {channel for channel in searched if "dml" in channel}
+        assert sum(searched[channel] for channel in pchannels) <= 3 * len(pchannels)  # by who acquires them

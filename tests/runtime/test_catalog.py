@@ -107,6 +107,26 @@ def test_the_channels_of_all_collections_are_known_and_each_by_its_id():
         assert catalog.pchannels == left
 
 
+def test_where_a_collection_begins_is_in_the_catalog():
+    log = Log()
+    catalog = led(log)
+    for id, name in ((5, "flights"), (6, "airports")):
+        catalog.apply(log.put(1, "create", collection=collection(id, name)))
+    ends = {"p0": (1, 7, b"\x01"), "p1": (2, 9, b"\x02")}
+    catalog.apply(log.put(1, "ready", id=5, beginning=(70, ends)))
+    catalog.apply(log.put(1, "ready", id=6))  # as an earlier version has written it
+    restored = Catalog()
+    restored.restore(catalog.snapshot())
+    for state in (catalog, restored):
+        assert state.collection("flights").beginning == (70, ends)
+        assert state.collection("airports").beginning is None
+    catalog.apply(log.put(1, "drop", id=5))
+    assert catalog.by_id(5).beginning == (70, ends)
+    for malformed in ((70,), (70, {"p0": (1, 7)}), ("70", ends), (70, {"p0": (1, 7, "id")})):
+        with pytest.raises(BadRecord):
+            catalog.apply(log.put(1, "ready", id=6, beginning=malformed))
+
+
 def test_a_collection_begins_becomes_ready_and_ends():
     log = Log()
     catalog = led(log)

@@ -148,7 +148,7 @@ def test_a_position_that_is_none_is_told_with_its_file(root: Path, damage: tuple
     with pytest.raises(CorruptLog, match=commit.name):
         LogTable.open(path).stored([V0])
     commit.write_bytes(sound)
-    assert LogTable.open(path).stored([V0]) == (ROWS + 10, [position(ROWS + 10)])
+    assert LogTable.open(path).stored([V0]) == (ROWS + 10, {V0: position(ROWS + 10)})
 
 
 PROPERTIES = ["tidewal.schema", "tidewal.primaryKey", "tidewal.format", "delta.checkpointInterval"]
