@@ -35,6 +35,7 @@ from ..runtime.streams.factory import Factory
 from ..runtime.streams.messages import MsgPack, Position
 from ..runtime.streams.tt_stream import TtMsgStream
 from ..runtime.waiting import ended, first_of
+from .metrics import dead_letters_from_zero
 from .node import Node
 from .pchannels import pchannels_of
 from .requests import Answer, Method, WireCollection
@@ -80,6 +81,7 @@ class CollectionReaderRole(Role, ABC):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.started_ts: int = node.clock.now()
         self._unreadable: dict[int, TidewalError] = {}  # by collection id: why its tables cannot be read
+        self._read: set[str] = set()  # the pchannels of all pipelines so far
 
     @abstractmethod
     def pipeline(self, collection: Collection) -> Pipeline:
@@ -116,6 +118,9 @@ class CollectionReaderRole(Role, ABC):
         for collection in list(self.catalog.catalog.collections.values()):
             if collection.state == READY and collection.id not in self._pipelines and self.serves(collection):
                 self._pipelines[collection.id] = self.pipeline(collection)
+                new = set(pchannels_of(collection)) - self._read
+                dead_letters_from_zero(self.node.metrics, new)
+                self._read |= new
                 self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
 
     async def find_pipeline(self, name: str) -> Pipeline:

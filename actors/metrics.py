@@ -42,7 +42,6 @@ class ScanMetrics:
         ]
         self._published = [0] * len(self._series)
         self._bytes = metrics.counter(f"{role}_consume_bytes_total")
-        dead_letters_from_zero(metrics, stream.counts)
         pending = metrics.gauge("wal_scanner_pending_queue_bytes", collection_name=collection.name, role_name=role)
         pending.set_function(lambda: stream.buffered_bytes)
 

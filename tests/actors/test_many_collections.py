@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tidewal.actors import collection_reader
 from tidewal.actors.datanode import DataNode
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -68,3 +69,22 @@ async def test_a_start_looks_for_no_collection_in_the_log(home) -> None:
         assert counts == [10, 1] + [0] * (COLLECTIONS - 2)
         pchannels = {channel for channel in searched if "dml" in channel}
         assert sum(searched[channel] for channel in pchannels) <= 3 * len(pchannels)  # by who acquires them
+
+
+@MEMORY_ONLY
+async def test_what_is_counted_by_channel_begins_once_for_each(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = Counter[str]()
+    begin = collection_reader.dead_letters_from_zero
+
+    def counted(metrics, channels) -> None:
+        begun.update(channels)
+        begin(metrics, channels)
+
+    monkeypatch.setattr(collection_reader, "dead_letters_from_zero", counted)
+    async with home.node() as node, node.client() as client:
+        for number in range(COLLECTIONS):
+            await create(home, client, number)
+        await home.elapse(2)
+        series = node.node.metrics.series("wal_dead_letter_message_total")
+    assert set(begun.values()) == {2}  # by the DataNode and the QueryNode
+    assert begun.keys() <= {channel for channel, _ in series}
