@@ -21,7 +21,7 @@ from ..log.record import Record, RecordType, stamp
 from ..log.wal import ControlAppend, Wal
 from ..streams.channel_reader import Grants
 from .appends import Appends
-from .batch import Appended, RecordKey, channels_of, recorded_outcome, repeated
+from .batch import AppendBatch, Appended, RecordKey, channels_of, recorded_outcome, repeated
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
 from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, ReleasedChannel, SyncPoint, promising_channel
@@ -198,7 +198,7 @@ class ChannelOwner:
             if own is None or not own.open:
                 raise Unavailable(f"this node does not own {channel} yet, or any more", channel=channel)
             own.open = False  # for appends, syncs, ticks and heartbeats
-        while own.undecided and not own.stalled:
+        while self._awaits(own):
             self._calls.called.clear()
             await self._calls.called.wait()
         if own.unsaved and not own.stalled:
@@ -297,8 +297,8 @@ class ChannelOwner:
         The future ends with the outcome: at once for a batch of a known (producer, pseq), together with the first
         attempt for one that is in flight. Each channel knows for itself: a batch that some channels have and others do
         not is written to the others, under a timestamp of their own. Raises, having changed nothing: `Overloaded`
-        (`limit_name`), `Unavailable` (not the owner yet, stalled, or past the lease), `Fenced`, `OutcomeUnknown` and
-        what `Wal.submit` raises. Call it on the loop."""
+        (`limit_name`), `Unavailable` (not the owner yet, stalled, past the lease, or only a part of these `records` is
+        in flight), `Fenced`, `OutcomeUnknown` and what `Wal.submit` raises. Call it on the loop."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         with self._lock:
             named = channels_of(records) if len(records) > 1 else [channel for channel, _ in records]
@@ -310,6 +310,8 @@ class ChannelOwner:
                 future.set_result(_repeated(answer))
                 self._observer.repeated()
             elif pending is not None:
+                if pending.outcome.digest == digest:  # else another batch, or one that is given up: the caller compares
+                    _check_in_flight(pending, set(named).difference(known))
                 pending.waiters.append(future)
                 self._observer.repeated()
             elif not records:
@@ -433,6 +435,10 @@ class ChannelOwner:
             self._appends.fail_undecided()
             return self._clock.last
 
+    def _awaits(self, own: OwnedChannel) -> bool:
+        with self._lock:
+            return own.undecided and not own.stalled
+
     def _awaited(self) -> bool:
         with self._lock:
             return self._appends.awaited()
@@ -442,6 +448,15 @@ def _everywhere(outcomes: Sequence[BatchOutcome | None]) -> bool:
     """Whether all channels of a batch have it, by its `outcomes` in all channels."""
     known = [each for each in outcomes if each is not None]
     return bool(known) and len(known) >= min(each.channels for each in known)
+
+
+def _check_in_flight(pending: AppendBatch, channels: set[str]) -> None:
+    """Raise `Unavailable` unless a batch in flight is for all these `channels`: it may be the part of the channels that
+    were here when it came, and others have come since."""
+    if absent := channels.difference(part.own.channel for part in pending.parts):
+        raise Unavailable(
+            f"the rest of this batch is in flight, without what is for {', '.join(sorted(absent))}; retry"
+        )
 
 
 def _repeated(outcome: BatchOutcome) -> Appended:

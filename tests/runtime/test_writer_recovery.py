@@ -13,7 +13,7 @@ from tidewal.runtime.errors import (
 )
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.log.wal import From
-from tidewal.runtime.ownership import Appended, ChannelOwnerObserver
+from tidewal.runtime.ownership import AckManager, Appended, ChannelOwnerObserver
 from tidewal.runtime.testing.memory import MemoryWal
 
 
@@ -227,3 +227,45 @@ async def test_an_answer_that_comes_after_the_new_fence_has_decided_changes_noth
     answer(Unavailable("too late to matter", outcome_unknown=True))
     assert not owner.channel_owner.stalled
     assert (await owner.channel_owner.sync()).channels["a"].term == 2
+
+
+async def test_a_part_that_is_in_flight_does_not_answer_for_the_rest_of_its_batch(world, holding_wal):
+    """The channels of a batch had two owners, and the one has got the other's while its own part is in flight."""
+    await world.channels("a", "b")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a", "b")
+    wal.holding = True
+    part = owner.channel_owner.append([("a", world.rows())], producer="p", pseq=1, channels=2)
+    whole = [("a", world.rows()), ("b", world.rows(b"rest"))]
+    with pytest.raises(Unavailable, match="without what is for b"):
+        owner.channel_owner.append(whole, producer="p", pseq=1, channels=2)
+    wal.let_go()
+    await part
+    assert not (await owner.channel_owner.append(whole, producer="p", pseq=1, channels=2)).repeated
+    assert [record.body for record in world.records("b") if record.type is RecordType.ROWS] == [b"rest"]
+    assert sum(record.type is RecordType.ROWS for record in world.records("a")) == 1
+
+
+async def test_a_channel_that_is_released_is_looked_at_under_the_lock(world, holding_wal, monkeypatch):
+    """The log answers on a thread of its own."""
+    await world.channels("a")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a")
+    wal.holding = True
+    appended = owner.channel_owner.append([("a", world.rows())])
+    items, lock, unlocked = AckManager.items, owner.channel_owner._lock, list[bool]()
+
+    def looked_at(self):
+        unlocked.append(not lock._is_owned())
+        return items(self)
+
+    monkeypatch.setattr(AckManager, "items", looked_at)
+    releasing = asyncio.ensure_future(owner.channel_owner.release("a"))
+    await world.settle()
+    wal.let_go()
+    await releasing
+    await appended
+    assert unlocked
+    assert not any(unlocked)
