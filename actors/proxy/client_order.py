@@ -81,9 +81,11 @@ class ClientOrder:
         return request
 
     def _released(self, producer: str, client: _Client) -> Iterator[Request]:
-        """The writes of which the one before was taken now."""
+        """The writes of which the one before was taken now. One below the last that was taken its client had given up
+        by then, or it would have come before that: it must not follow it."""
         while due := [number for number in client.held if self._held[producer, number].after <= client.last]:
             request = self._let_go(producer, min(due))
-            client.last = max(client.last, min(due))
-            request.serve()
-            yield request
+            if min(due) > client.last:
+                client.last = min(due)
+                request.serve()
+                yield request

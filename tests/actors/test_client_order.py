@@ -77,6 +77,12 @@ def test_a_repetition_says_anew_what_comes_before(order: ClientOrder) -> None:
     assert not held[2].ignored, "its repetitions are none of the order's any more"
 
 
+def test_what_its_client_has_given_up_does_not_come_behind_a_later_write(order: ClientOrder) -> None:
+    assert taken(order, Asked(5, 4)) == []
+    assert taken(order, Asked(6, 0)) == [6], "5 would overwrite what 6 wrote"
+    assert taken(order, Asked(7, 6)) == [7]
+
+
 def test_what_is_held_is_bounded(order: ClientOrder) -> None:
     fits, too_much = Asked(2, 1, body=b"x" * 60), Asked(3, 2, body=b"x" * 60)
     assert taken(order, fits, too_much) == []
