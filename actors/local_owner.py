@@ -93,13 +93,6 @@ class LocalOwner:
         """Wait until channels are opened or closed after this call: also where what it returns is awaited later."""
         return self._changed.wait()
 
-    async def until_open(self, channels: Iterable[str]) -> PChannelOwner:
-        """Wait until all of `channels` are open; returns their owner."""
-        wanted = tuple(channels)
-        while self._owner is None or not self.is_open(wanted):
-            await self.changed()
-        return self._owner
-
     # ---- for the StreamingNode --------------------------------------------------------------------------------------
 
     def join(self, owner: PChannelOwner) -> None:

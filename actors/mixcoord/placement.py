@@ -91,6 +91,8 @@ class Placement:
         state = self._catalog.catalog.channels.get(channel)
         if state is None or state.owner not in self._cluster.members:
             raise Unavailable(f"{channel} has no owner now, and gets one anyway; retry", channel=channel)
+        if state.owner == member.incarnation and state.target:  # it may have begun to give the channel up
+            raise Unavailable(f"{channel} is moving to {self._shown(state.target)}; retry once it is there")
         if state.owner != member.incarnation:
             to = {channel: (state.term, member.incarnation)}
             await self._catalog.append({"kind": "move", "channels": to, "at_ms": self._view().wall_ms})

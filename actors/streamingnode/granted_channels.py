@@ -131,8 +131,8 @@ class GrantedChannels:
         except TidewalError as error:  # it has stalled, and is given up for that
             _log.info("%s is not released in good order: %s", name, error)
         else:
+            self._unflushed.begin_recovery([name])  # now: as soon as the catalog has it this node may get it again
             await self._say_released(name, term, *released)
-            self._unflushed.begin_recovery([name])
 
     def stalled(self, channels: Iterable[str]) -> None:
         """The outcome of an append to `channels` is unknown: a new term decides it. Doors hold their writes."""

@@ -155,7 +155,7 @@ class StreamingNode(Role):
         collection = (await self.catalog.catch_up()).by_id(request.params["collection"].id)
         if collection is None or collection.state != (CREATING if begins else DROPPING):
             raise InvalidRequest(f"no collection of this id is to be {request.params['what']}d")
-        await self._local.until_open(channels)
+        self._check_open(channels)
         vchannels = _vchannels_on(collection, channels)
         if begins:
             await self._append_to_all(vchannels, RecordType.CREATE_COLLECTION)
