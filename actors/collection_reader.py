@@ -31,9 +31,9 @@ from ..runtime.log.record import Record, RecordType, decode, encode
 from ..runtime.log.wal import Entry, From, FromTime
 from ..runtime.rows.row_codec import decode_rows
 from ..runtime.rpc.server import Request
-from ..runtime.streams.factory import Factory
+from ..runtime.streams.dispatched_stream import DispatchedStream
 from ..runtime.streams.messages import MsgPack, Position
-from ..runtime.streams.tt_stream import TtMsgStream
+from ..runtime.streams.pursuit import pursuit_of
 from ..runtime.waiting import ended, first_of
 from .metrics import dead_letters_from_zero
 from .node import Node
@@ -59,11 +59,6 @@ class Pipeline(Protocol):
 
     async def run(self) -> None: ...
 
-    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        """Take an owner's announcement: behind the record `cseq` of `term`, `channel` has nothing with a timestamp ≤
-        `time`. Ignored for channels of other collections."""
-        ...
-
 
 class ReleaseParams(TypedDict):
     """The collection, which is being dropped."""
@@ -72,8 +67,8 @@ class ReleaseParams(TypedDict):
 
 
 class CollectionReaderRole(Role, ABC):
-    """Runs a pipeline for each collection of the catalog that is ready and that this node `serves`, and passes the
-    owners' heartbeats on."""
+    """Runs a pipeline for each collection of the catalog that is ready and that this node `serves`. One such role of a
+    node passes the owners' heartbeats on, for all."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -228,22 +223,26 @@ class CollectionReaderRole(Role, ABC):
 
     async def _listen(self) -> None:
         await self.node.make_heartbeats()
-        async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
-            for entry in entries:
-                try:
-                    batch = announcements(decode(entry.payload))
-                    for announcement in batch:
-                        if not self.catalog.granted(announcement.channel).covers(announcement.term, announcement.time):
-                            raise BadRecord(
-                                f"{announcement.channel}: no owner of term {announcement.term} may promise that time",
-                                reason="grant",
-                            )
-                except BadRecord as error:  # another heartbeat follows
-                    self.dead_letters.bad(self.node.names.heartbeats, entry, error)
-                    continue
-                for announcement in batch:
-                    for pipeline in self._pipelines.values():
-                        pipeline.announce(*announcement)
+        async with self.node.dispatchers.listening:
+            async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
+                for entry in entries:
+                    self._announce(entry)
+
+    def _announce(self, entry: Entry) -> None:
+        """Pass a heartbeat on to the dispatchers of its channels."""
+        try:
+            batch = announcements(decode(entry.payload))
+            for announcement in batch:
+                if not self.catalog.granted(announcement.channel).covers(announcement.term, announcement.time):
+                    raise BadRecord(
+                        f"{announcement.channel}: no owner of term {announcement.term} may promise that time",
+                        reason="grant",
+                    )
+        except BadRecord as error:  # another heartbeat follows
+            self.dead_letters.bad(self.node.names.heartbeats, entry, error)
+            return
+        for announcement in batch:
+            self.node.dispatchers.announce(*announcement)
 
 
 def _with_advice(collection: Collection, error: TidewalError) -> TidewalError:
@@ -256,9 +255,8 @@ def _with_advice(collection: Collection, error: TidewalError) -> TidewalError:
 
 class BeginningCheck:
     """Whether a collection that has nothing in its table is read from its first record on, where the catalog does not
-    say where it begins. Where its tables are gone (a
-    disk that is not mounted, a folder that was removed) and retention has removed from the log what they had, the rows
-    that are left would look like all."""
+    say where it begins. Where its tables are gone (a disk that is not mounted, a folder that was removed) and retention
+    has removed from the log what they had, the rows that are left would look like all."""
 
     def __init__(self, collection: Collection, stored: int, now: int) -> None:
         """`stored` is the T of the table. At the time `now` the collection was ready, so its channels had their first
@@ -305,7 +303,7 @@ def holder(collection: Collection) -> str:
 
 def open_stream(
     role: CollectionReaderRole, collection: Collection, after: int, stored: Sequence[Position] = ()
-) -> TtMsgStream:
+) -> DispatchedStream:
     """The messages of `collection` with ts > `after`.
 
     Behind a table they begin at its positions, `stored` together with the T `after`, and where nothing is stored (0) at
@@ -322,8 +320,16 @@ def open_stream(
             Position(channel, id, term, cseq, after, node.wal.name)
             for channel, (term, cseq, id) in beginning.ends.items()
         ]
-    factory = Factory(node.wal, node.clock, node.settings, dead_letters=role.dead_letters, grants=role.catalog)
-    stream = factory.tt_stream(role.role, vchannels=collection.vchannels)
+    stream = DispatchedStream(
+        node.wal,
+        node.dispatchers,
+        collection.vchannels,
+        group=role.role,
+        on_bad=role.dead_letters.bad,
+        on_late=role.dead_letters.late,
+        grants=role.catalog,
+        pursuit=pursuit_of(node.settings.mq, node.clock),
+    )
     start = FromTime(max(after, collection.created_ts - 1))
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
     if stored and after >= collection.created_ts:  # else the table is older than the collection, or empty

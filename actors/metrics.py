@@ -10,16 +10,10 @@ from ..runtime.clock import HybridClock, physical_ms
 from ..runtime.log.dead_letters import REASONS
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.streams.messages import MsgPack
+from ..runtime.streams.read_metrics import ReadMetrics
 from ..runtime.streams.tt_stream import TtMsgStream
 
-COUNTED = {
-    "records": "wal_scan_message_total",
-    "bytes": "wal_scan_message_bytes_total",
-    "duplicates": "wal_scan_duplicate_message_total",
-    "fenced": "wal_scan_fenced_message_total",
-    "incomplete": "wal_scan_incomplete_batch_total",
-    "late": "wal_scan_time_tick_violation_message_total",
-}  # the counters of each channel, by attribute of `ReadCounts`
+LATE = {"late": "wal_scan_time_tick_violation_message_total"}  # by attribute of `ReadCounts`
 
 
 def dead_letters_from_zero(metrics: Metrics, channels: Iterable[str]) -> None:
@@ -30,28 +24,19 @@ def dead_letters_from_zero(metrics: Metrics, channels: Iterable[str]) -> None:
 
 
 class ScanMetrics:
-    """Counts what the stream of one collection has read, dropped, and handed out. `publish` costs a few comparisons;
-    call it per pack."""
+    """Counts what the stream of one collection has handed out, and what came late. (What was read, and dropped, is
+    counted by the dispatchers.)"""
 
     def __init__(self, metrics: Metrics, role: str, collection: Collection, stream: TtMsgStream) -> None:
         self._metrics, self._role = metrics, role
-        self._series = [
-            (counts, read, metrics.counter(name, channel_name=channel, role_name=role))
-            for channel, counts in stream.counts.items()
-            for read, name in COUNTED.items()
-        ]
-        self._published = [0] * len(self._series)
+        self._late = ReadMetrics(metrics, role, stream.counts, LATE)
         self._bytes = metrics.counter(f"{role}_consume_bytes_total")
         pending = metrics.gauge("wal_scanner_pending_queue_bytes", collection_name=collection.name, role_name=role)
         pending.set_function(lambda: stream.buffered_bytes)
 
     def publish(self) -> None:
-        """Count what was read since the last call."""
-        for at, (counts, read, handle) in enumerate(self._series):
-            count: int = getattr(counts, read)
-            if count != self._published[at]:
-                handle.inc(count - self._published[at])
-                self._published[at] = count
+        """Count what came late since the last call."""
+        self._late.publish()
 
     def consumed(self, pack: MsgPack) -> None:
         """Count a pack that was applied or buffered."""

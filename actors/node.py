@@ -17,6 +17,8 @@ from ..runtime.log.names import Names
 from ..runtime.log.wal import ChannelPolicy, Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.rpc.protocol import REQUEST_CHANNEL
+from ..runtime.streams.dispatcher import Dispatchers
+from ..runtime.streams.factory import PACK_BYTES
 from ..runtime.tables.table_store import TableStore
 from .cluster_member import ClusterMember
 from .local_owner import LocalOwner
@@ -58,7 +60,7 @@ class Node:
     `cluster` is the membership of the process, whose `incarnation` is its name in the catalog, new at each start.
     `unreadable` says what is wrong with the tables of a collection, by role and collection name, while they cannot be
     read. In `local_owner` the roles find the StreamingNode of this process; `message_bytes` says how large a message of
-    the pchannels may be that are owned elsewhere.
+    the pchannels may be that are owned elsewhere. The `dispatchers` read the pchannels for all collections.
     """
 
     name: str
@@ -72,6 +74,11 @@ class Node:
     unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])
     message_bytes: dict[str, int] = field(default_factory=dict[str, int])
     local_owner: LocalOwner = field(default_factory=LocalOwner)
+    dispatchers: Dispatchers = field(init=False)
+
+    def __post_init__(self) -> None:
+        buffer_bytes = self.settings.mq.mq_buf_size * PACK_BYTES
+        object.__setattr__(self, "dispatchers", Dispatchers(self.wal, buffer_bytes, self.metrics))
 
     @property
     def names(self) -> Names:

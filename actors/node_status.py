@@ -31,13 +31,11 @@ def node_status(node: Node, catalog: Catalog) -> Params:
     collections = _Collections(node).described(catalog)
     inflight = int(metrics.value("streamingnode_inflight_bytes"))
     limits = [_limit("streamingNode.maxInflightBytes", "", inflight, settings.streaming_node.max_inflight_bytes)]
+    memory = sum(each["memory_bytes"] for each in collections)
+    limits.append(_limit("queryNode.memoryLimitBytes", "", memory, settings.query_node.memory_limit_bytes))
     for each in collections:
-        unflushed, memory = each["unflushed_bytes"], each["memory_bytes"]
         most = settings.streaming_node.max_unflushed_bytes
-        limits.append(_limit("streamingNode.maxUnflushedBytes", each["name"], unflushed, most))
-        limits.append(
-            _limit("queryNode.memoryLimitBytes", each["name"], memory, settings.query_node.memory_limit_bytes)
-        )
+        limits.append(_limit("streamingNode.maxUnflushedBytes", each["name"], each["unflushed_bytes"], most))
     return {
         "node": node.name,
         "watermark_age_s": watermark_age_s(node),

@@ -20,8 +20,8 @@ from ...runtime.log.record import Record, RecordType, encode
 from ...runtime.log.wal import ControlAppend
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rows.schema import OP_COLUMN, Op
+from ...runtime.streams.dispatched_stream import DispatchedStream
 from ...runtime.streams.messages import MsgPack, Position
-from ...runtime.streams.tt_stream import TtMsgStream
 from ...runtime.tables.table_store import CURRENT, LOG
 from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, rows_of
 from ..flush_events import FlushEvent
@@ -82,17 +82,12 @@ class FlushPipeline:
         # A table that may be read but not written looks sound until a flush: only a flush that succeeds ends the fault.
         known = role.node.unreadable.get((role.role, collection.name))
         self._unwritable = isinstance(known, DirectoryUnwritable)
-        self._stream: TtMsgStream | None = None  # until the table says where to begin
         self._metrics: FlushMetrics
-
-    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        if self._stream is not None:
-            self._stream.announce(channel, term, cseq, time)
 
     async def run(self) -> None:
         """Open the table, hold the log from its T on, and read."""
         try:
-            stream = self._stream = await self._open()
+            stream = await self._open()
         except BaseException:
             self._ending.set()
             raise
@@ -115,7 +110,7 @@ class FlushPipeline:
             self._metrics.publish()
             await stream.close()
 
-    async def _open(self) -> TtMsgStream:
+    async def _open(self) -> DispatchedStream:
         location = self._node.tables.table(self.collection.name, LOG)
         opening = partial(open_own_table, location, self.collection, self._node.wal.name)
         self.log, self._stored, positions = await self._node.blocking(opening)

@@ -25,7 +25,7 @@ from ..datanode.log_reader import read_current_at
 from ..datanode.wal_identity import open_own_table
 from ..metrics import ScanMetrics, lag_ms
 from .metrics import watch_rows
-from .row_store import RowStore
+from .row_store import RowMemory, RowStore
 from .view import ShardView
 
 SYNC_DEADLINE_S = 60.0  # the client has a deadline of its own
@@ -35,12 +35,12 @@ ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
 class RowPipeline:
     """The rows of a collection as of `tsafe`: every record up to it is applied, deletes included, and none behind it.
 
-    Starts from what the table holds and continues in the log. Over its memory limit it stops and releases the rows:
-    every query then gets `MemoryLimitExceeded`, until the collection is dropped or the node started with a higher
-    limit.
+    Starts from what the table holds and continues in the log. Where its next rows do not fit into the node's memory
+    for rows it stops and releases its own: every query then gets `MemoryLimitExceeded`, until the collection is
+    dropped or the node started again.
     """
 
-    def __init__(self, role: CollectionReaderRole, collection: Collection) -> None:
+    def __init__(self, role: CollectionReaderRole, collection: Collection, memory: RowMemory) -> None:
         self.collection = collection
         self.tsafe: int = 0
         self._role = role
@@ -51,19 +51,13 @@ class RowPipeline:
         self._syncing: asyncio.Task[int] | None = None
         self._sync_again: asyncio.Task[int] | None = None
         self._stream = open_stream(role, collection, 0)
-        self._announced: dict[str, tuple[int, int, int]] = {}
-        limit = role.node.settings.query_node.memory_limit_bytes // collection.shards
-        self._stores = {vchannel: RowStore(collection.schema, limit) for vchannel in collection.vchannels}
+        self._stores = {vchannel: RowStore(collection.schema, memory) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
         self._scan: ScanMetrics | None = None  # of the stream, once it is read
         unserved_since = max(role.started_ts, collection.created_ts)  # however often the tables are loaded again
         watch_rows(
             role.node.metrics, role.node.clock, collection, lambda: self.tsafe or unserved_since, lambda: self.stores
         )
-
-    def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        self._announced[channel] = (term, cseq, time)
-        self._stream.announce(channel, term, cseq, time)
 
     async def run(self) -> None:
         """Load, then follow the log."""
@@ -74,8 +68,6 @@ class RowPipeline:
             if loaded:
                 self._stream = open_stream(self._role, self.collection, loaded, positions)
             scan = self._scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
-            for channel, announcement in self._announced.items():  # received while the table was read
-                self._stream.announce(channel, *announcement)
             self._advance(loaded)
             beginning = BeginningCheck(self.collection, loaded, self._node.clock.now())
             async for pack in self._stream:
@@ -168,6 +160,7 @@ class RowPipeline:
         time = max(time, 1)  # while the table is loaded, `tsafe` is 0 and only a part of its rows is there
         if self._failure is None and time > self.tsafe:
             self._check_lag()
+            self._stream.wait_for(time)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiters, (time, next(self._numbers), waiter))
             await waiter
@@ -190,7 +183,9 @@ class RowPipeline:
 
     def _fail(self, error: TidewalError) -> None:
         self._failure = self._failure or error
-        self._stores = {vchannel: RowStore(self.collection.schema, 0) for vchannel in self._stores}
+        for store in self._stores.values():
+            store.release()
+        self._stores = {vchannel: RowStore(self.collection.schema, RowMemory(0)) for vchannel in self._stores}
         for _, _, waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(self._failure)
@@ -215,7 +210,7 @@ class RowPipeline:
     async def _sync(self) -> int:
         point = await self._role.owners.sync(self.collection, deadline_s=SYNC_DEADLINE_S)
         for channel, last in point.channels.items():
-            self.announce(channel, last.term, last.cseq, point.time)
+            self._stream.announce(channel, last.term, last.cseq, point.time)
         return point.time
 
 

@@ -25,6 +25,7 @@ from ..requests import Answer, Method, Number
 from .pipeline import RowPipeline
 from .query import Request as Asked
 from .query import from_wire, run
+from .row_store import RowMemory
 
 # A collection up to this size is scanned on the loop, in some ms; a larger one on a snapshot and on a thread, which
 # must acquire Python's lock from a busy loop again and again (measured under full write load: 6 ms become 30).
@@ -62,6 +63,7 @@ class QueryNode(CollectionReaderRole):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._events: list[Params] = []
+        self._memory = RowMemory(node.settings.query_node.memory_limit_bytes)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -78,7 +80,7 @@ class QueryNode(CollectionReaderRole):
         self.spawn_task(self._publish_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:
-        return RowPipeline(self, collection)
+        return RowPipeline(self, collection, self._memory)
 
     def _now_s(self) -> float:
         return self.node.clock.clock.monotonic()

@@ -55,13 +55,23 @@ class _OpenChunk:
         return _OpenChunk(rows, numbers, np.ones(len(numbers), np.bool_), rows.nbytes)
 
 
+class RowMemory:
+    """What all rows of a node may take together; `used` by now. Both in bytes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes: int = limit_bytes
+        self.used: int = 0
+
+
 class RowStore:
     """The current rows of one shard, changed in log order by `apply`. Single-threaded, except that a `snapshot` may be
     read anywhere."""
 
-    def __init__(self, schema: CollectionSchema, memory_limit_bytes: int) -> None:
+    def __init__(self, schema: CollectionSchema, memory: RowMemory) -> None:
+        """The rows count in `memory`, until `release`."""
         self.schema = schema
-        self.memory_limit_bytes = memory_limit_bytes
+        self._memory = memory
+        self._counted = 0  # of `bytes`, in `memory`
         self.versions: dict[str, int] = {op.name.lower(): 0 for op in Op}  # rows ever applied, by operation
         self._index: dict[object, int] = {}
         self._chunks: list[_OpenChunk] = []
@@ -103,6 +113,7 @@ class RowStore:
         self._make_room(size + len(keys) * INDEX_BYTES if keys else 0)
         self._replace(rows, keys, size)
         self._remove(deletes)
+        self._count()
         for op in Op:
             self.versions[op.name.lower()] += int(counts[op])
         if len(self._chunks) > MAX_CHUNKS_BEHIND:
@@ -143,16 +154,17 @@ class RowStore:
 
     def _make_room(self, more: int) -> None:
         """Raise `MemoryLimitExceeded` unless `more` bytes fit, once every dead row is dropped."""
-        if not more or self.bytes + more <= self.memory_limit_bytes:
+        memory = self._memory
+        if not more or memory.used + more <= memory.limit_bytes:
             return
         for at in reversed(range(len(self._chunks))):
             chunk = self._chunks[at]
             if chunk.dead:
                 self._put(at, at + 1, [chunk.living()] if chunk.dead < len(chunk.numbers) else [])
-        if self.bytes + more > self.memory_limit_bytes:
+        if memory.used + more > memory.limit_bytes:
             raise MemoryLimitExceeded(
-                f"collection {self.schema.name!r} holds {self.bytes} bytes, {more} more would pass "
-                f"queryNode.memoryLimitBytes ({self.memory_limit_bytes})",
+                f"a shard of collection {self.schema.name!r} holds {self.bytes} of the {memory.used} bytes of all, "
+                f"{more} more would pass queryNode.memoryLimitBytes ({memory.limit_bytes})",
                 limit="queryNode.memoryLimitBytes",
             )
 
@@ -214,6 +226,16 @@ class RowStore:
         self._row_bytes -= sum(each.bytes for each in self._chunks[start:end])
         self._chunks[start:end] = chunks
         self._firsts[start:end] = [each.first for each in chunks]
+        self._count()
+
+    def _count(self) -> None:
+        self._memory.used += self.bytes - self._counted
+        self._counted = self.bytes
+
+    def release(self) -> None:
+        """Count no more: nothing is applied any more, and nothing read."""
+        self._memory.used -= self._counted
+        self._counted = 0
 
 
 def _last_of_each_key(batch: pa.RecordBatch, key: str) -> tuple[pa.RecordBatch, list[object]]:

@@ -41,7 +41,9 @@ class MqSettings(SettingsSection):
     """The choice of the log, and how much of it is buffered."""
 
     type: str = Field(default="default", description="the log's backend; `default` takes the first that is enabled")
-    mq_buf_size: PositiveInt = Field(default=16, description="packs of 4 MiB that a stream buffers")
+    mq_buf_size: PositiveInt = Field(
+        default=16, description="packs of 4 MiB that a stream buffers, and all collections of a node together"
+    )
     enable_pursuit_mode: bool = Field(
         default=False, description="join small packs of time-ticked streams that are far behind (differs from Milvus)"
     )
@@ -127,7 +129,9 @@ class SchedulerSettings(SettingsSection):
 class QueryNodeSettings(SettingsSection):
     """Search and query."""
 
-    memory_limit_bytes: PositiveInt = Field(default=4 * GIB, description="bytes of rows and vectors in memory")
+    memory_limit_bytes: PositiveInt = Field(
+        default=4 * GIB, description="bytes of rows and vectors in memory, of all collections of a node"
+    )
     scheduler: SchedulerSettings = SchedulerSettings()
 
 

@@ -90,11 +90,11 @@ class ChannelReader:
         self.cseq: int = after[1]
         self.position: tuple[bytes, int, int] = (b"", *after)
         self.counts: ReadCounts = ReadCounts()
-        self._fences = fences or {}
+        self.fences: Mapping[int, bytes] = fences or {}
         self._placed = after != (0, 0)
         self._after = after
-        self._on_bad = on_bad
-        self._grants = grants
+        self.on_bad: OnBadRecord | None = on_bad
+        self.grants: Grants | None = grants
         self._granted = granted if grants is None else grants.granted(channel)
         self._bad_in_a_row = 0
         self._parts: list[Record] = []
@@ -105,13 +105,13 @@ class ChannelReader:
         anew: hand out the records, for the position is behind them now, then await `learn_grants`, and `accept` the
         rest."""
         accepted: list[Record] = []
-        return accepted, self._accept(entries, accepted, doubting=self._grants is not None)
+        return accepted, self._accept(entries, accepted, doubting=self.grants is not None)
 
     async def learn_grants(self) -> None:
         """Read the grants to their present end: the grant of a record was stored before the record was written."""
-        assert self._grants is not None
-        await self._grants.catch_up()
-        self._granted = self._grants.granted(self.channel)
+        assert self.grants is not None
+        await self.grants.catch_up()
+        self._granted = self.grants.granted(self.channel)
 
     def accept(self, entries: Sequence[Entry]) -> list[Record]:
         """The records of `entries` that count, in order. An incomplete batch is held until its last part is here.
@@ -160,7 +160,7 @@ class ChannelReader:
         return ""
 
     def _place(self, first_id: bytes) -> None:
-        self.term = max((term for term, fence in self._fences.items() if fence <= first_id), default=0)
+        self.term = max((term for term, fence in self.fences.items() if fence <= first_id), default=0)
         self._placed = True
 
     def _counts(self, record: Record) -> bool:
@@ -194,8 +194,8 @@ class ChannelReader:
     def _bad(self, entry: Entry, error: BadRecord) -> None:
         self.counts.bad += 1
         self._bad_in_a_row += error.fields.get("reason") not in _FOREIGN
-        if self._on_bad is not None:
-            self._on_bad(self.channel, entry, error)
+        if self.on_bad is not None:
+            self.on_bad(self.channel, entry, error)
         if self._bad_in_a_row >= BAD_RECORDS_MAX:
             raise TidewalError(
                 f"{self._bad_in_a_row} intact records of {self.channel} cannot be read ({error.message}); stopping, "

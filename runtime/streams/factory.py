@@ -11,7 +11,7 @@ from ..log.dead_letters import DeadLetters
 from ..log.wal import From, Wal
 from ..metrics.metrics import Metrics
 from .channel_reader import Grants
-from .pursuit import Pursuit
+from .pursuit import pursuit_of
 from .stream import MsgStream
 from .tt_stream import TtMsgStream
 
@@ -40,8 +40,7 @@ class Factory:
         self._clock = clock
         self._buffer_bytes = mq.mq_buf_size * PACK_BYTES
         self._resets = None if metrics is None else metrics.counter("wal_scan_reset_total")
-        pursuit = Pursuit(clock.clock, mq.pursuit_lag, mq.pursuit_buffer_size, mq.pursuit_buffer_time)
-        self._pursuit = pursuit if mq.enable_pursuit_mode else None
+        self._pursuit = pursuit_of(mq, clock)
         self._on_bad = dead_letters.bad if dead_letters is not None else None
         self._on_late = dead_letters.late if dead_letters is not None else None
         self._grants = grants

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..clock import Clock, physical_ms
+from ..clock import Clock, HybridClock, physical_ms
+from ..config.settings import MqSettings
 
 LAG_S = 10.0
 BUFFER_BYTES = 8 * 1024 * 1024
@@ -28,3 +29,10 @@ class Pursuit:
         after `waited_s` seconds."""
         behind_ms = self.clock.wall_ms() - physical_ms(time)
         return behind_ms > self.lag_s * 1000 and buffered_bytes <= self.buffer_bytes and waited_s < self.buffer_time_s
+
+
+def pursuit_of(mq: MqSettings, clock: HybridClock) -> Pursuit | None:
+    """What the settings say; None where pursuit is off."""
+    if not mq.enable_pursuit_mode:
+        return None
+    return Pursuit(clock.clock, mq.pursuit_lag, mq.pursuit_buffer_size, mq.pursuit_buffer_time)

@@ -8,7 +8,6 @@ times.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -21,42 +20,30 @@ from ..log.checks import check_framed
 from ..log.record import TIME_TYPES, Record, RecordType
 from ..log.wal import From, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord
+from .channel_time import ChannelTime
 from .messages import MsgPack, Position
 from .pursuit import Pursuit
 from .stream_base import BUFFER_BYTES, RECORD_OVERHEAD_BYTES, BufferedChannel, StreamBase
 
-ANNOUNCED_MAX = 64
 STALLED_S = 3.0  # an owner announces five times a second
 
 OnLate = Callable[[str, Record], None]
 
 
-class TtChannel(BufferedChannel):
-    """A channel with its time: nothing at or before `time` follows. `announced` are times to apply later."""
+class TtChannel(BufferedChannel, ChannelTime):
+    """A channel with its time."""
 
     buffer: deque[Record]
     bytes: int
 
     def __init__(self, reader: ChannelReader, start: Start) -> None:
-        super().__init__(reader, start)
-        self.time: int = 0
-        self.announced: list[tuple[tuple[int, int], int]] = []  # sorted, for announcements come in any order
+        BufferedChannel.__init__(self, reader, start)
+        ChannelTime.__init__(self)
 
-    def apply_when_read(self, upto: tuple[int, int], time: int) -> None:
-        """Apply `time` once everything up to `upto` has been read."""
-        if upto <= (self.reader.term, self.reader.cseq):
-            self.time = max(self.time, time)
-            return
-        at = bisect_left(self.announced, (upto, 0))
-        if at < len(self.announced) and self.announced[at][0] == upto:
-            time = max(time, self.announced.pop(at)[1])
-        self.announced.insert(at, (upto, time))
-        if len(self.announced) > ANNOUNCED_MAX:
-            del self.announced[at - 1]  # the one before says less; without one, it is the furthest away
-
-    def apply_announced(self) -> None:
-        while self.announced and self.announced[0][0] <= (self.reader.term, self.reader.cseq):
-            self.time = max(self.time, self.announced.pop(0)[1])
+    @property
+    def read(self) -> tuple[int, int]:
+        """The (term, cseq) up to which everything was read."""
+        return self.reader.term, self.reader.cseq
 
     def mark(self, record: Record, *, moves_time: bool) -> None:
         """Keep the place of `record`, which is no message, when it moves the time: then no position passes it until a
@@ -191,7 +178,7 @@ class TtMsgStream(StreamBase[TtChannel]):
         """Apply an announcement of the channel's owner: nothing at or before `time` follows behind (term, cseq)."""
         known = self._channels.get(channel)
         if known is not None:
-            known.apply_when_read((term, cseq), time)
+            known.apply_when_read((term, cseq), time, known.read)
             self._progress.set()
 
     async def __anext__(self) -> MsgPack:
@@ -201,7 +188,7 @@ class TtMsgStream(StreamBase[TtChannel]):
         while not self._closed:
             if self._failure is not None:
                 raise self._failure
-            time = min(channel.time for channel in self._channels.values())
+            time = self._least_time()
             limit_s = None if self._stalled_after_s is None else began + self._stalled_after_s
             if time > self._end:
                 pursuing_from = now() if pursuing_from is None else pursuing_from
@@ -217,6 +204,10 @@ class TtMsgStream(StreamBase[TtChannel]):
                     return self._pack(time)
                 raise self._stalled(time, now() - began) from None
         raise StopAsyncIteration
+
+    def _least_time(self) -> int:
+        """The time of the channel that holds the stream back."""
+        return min(channel.time for channel in self._channels.values())
 
     def _pursues(self, pursuit: Pursuit, time: int, waited_s: float) -> bool:
         """Whether to read on before a pack is handed out: not past the end of a collection, for which readers wait,
@@ -285,7 +276,7 @@ class TtMsgStream(StreamBase[TtChannel]):
         self._on_late(channel.name, record)
 
     def _batch_kept(self, channel: TtChannel) -> None:
-        channel.apply_announced()
+        channel.apply_announced(channel.read)
 
     def _check_room(self, channel: TtChannel, limit: int) -> None:
         if not self._ordered and all(record.ts > channel.time for record in channel.buffer):

@@ -22,9 +22,10 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromTime, Wal
 from tidewal.runtime.streams.channel_reader import Granted
+from tidewal.runtime.streams.channel_time import ANNOUNCED_MAX
 from tidewal.runtime.streams.messages import MsgPack, Position
 from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN
-from tidewal.runtime.streams.tt_stream import ANNOUNCED_MAX, TtMsgStream
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
 
 ROUNDS = {"memory": 12}  # the other backends have 2

@@ -14,7 +14,7 @@ import pytest
 
 from tidewal.actors.querynode.filter import compile_filter
 from tidewal.actors.querynode.query import query
-from tidewal.actors.querynode.row_store import RowStore
+from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidFilter
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -216,7 +216,7 @@ def test_random_filters_select_what_the_model_selects(seed: int):
     print(f"seed {seed}")
     rng = random.Random(seed)
     rows = rows_of(rng)
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     store.apply(to_batch(rows, SCHEMA, op="insert"))
     dead = [{**row, "a": 2**63 - 1, "b": -(2**31)} for row in rows[:20]]  # they would overflow, and are gone
     store.apply(to_batch([{**row, "id": 1000 + row["id"]} for row in dead], SCHEMA, op="insert"))
@@ -240,7 +240,7 @@ def test_random_filters_select_what_the_model_selects(seed: int):
 
 
 def test_a_deleted_row_decides_nothing():
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     empty = dict.fromkeys("bfdsk")
     store.apply(to_batch([{"id": 1, "a": 1, **empty}, {"id": 2, "a": 2**63 - 1, **empty}], SCHEMA, op="insert"))
     where = compile_filter("a + 1 > 0", SCHEMA)
@@ -254,7 +254,7 @@ def test_a_deleted_row_decides_nothing():
 @pytest.mark.parametrize("column", ["f", "d"])
 @pytest.mark.parametrize("item", ["0.0", "-0.0", "0"])
 def test_both_zeros_are_in_a_list_with_one(column: str, item: str):
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     rows = [{"id": id, column: value} for id, value in enumerate([0.0, -0.0, 1.0, None])]
     store.apply(to_batch(rows, SCHEMA, op="insert"))
     assert store.view().count(compile_filter(f"{column} in [{item}]", SCHEMA)) == 2

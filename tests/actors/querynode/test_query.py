@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.actors.querynode.query import COUNT_COLUMN, QueryRequest, Request, SearchRequest, from_wire, run
-from tidewal.actors.querynode.row_store import RowStore
+from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.querynode.search import DISTANCE_COLUMN
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import split_by_shard, to_batch
@@ -29,7 +29,7 @@ def stores(count: int, shards: int) -> list[RowStore]:
         "n": [None if i % 11 == 0 else i % 7 for i in range(count)],
         "v": np.stack([np.arange(count), np.full(count, 3)], axis=1),
     }
-    result = [RowStore(SCHEMA, 1 << 30) for _ in range(shards)]
+    result = [RowStore(SCHEMA, RowMemory(1 << 30)) for _ in range(shards)]
     for store, part in zip(result, split_by_shard(to_batch(rows, SCHEMA, op="insert"), SCHEMA, shards), strict=True):
         if part is not None:
             store.apply(part)

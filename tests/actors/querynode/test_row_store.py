@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidewal.actors.querynode import row_store
 from tidewal.actors.querynode.filter import compile_filter
 from tidewal.actors.querynode.query import query
-from tidewal.actors.querynode.row_store import RowStore
+from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import BadRecord, InvalidRequest, MemoryLimitExceeded
@@ -49,7 +49,7 @@ def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: 
         patch.setattr(row_store, "CHUNK_ROWS", 16)
         patch.setattr(row_store, "SMALL_ROWS", 8)
         patch.setattr(row_store, "SMALL_CHUNKS", 3)
-        store, model = RowStore(schema, NO_LIMIT), dict[object, int]()
+        store, model = RowStore(schema, RowMemory(NO_LIMIT)), dict[object, int]()
         versions = dict.fromkeys(("insert", "upsert", "delete"), 0)
         key_of = str if schema is SCHEMA else int
         for batch in batches:
@@ -83,7 +83,7 @@ def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: 
     st.none() | st.integers(0, 12),
 )
 def test_order_and_limit(values: list[tuple[int | None, str | None]], up: bool, down: bool, limit: int | None) -> None:
-    store = RowStore(INT_SCHEMA, NO_LIMIT)
+    store = RowStore(INT_SCHEMA, RowMemory(NO_LIMIT))
     rows = [{"id": i, "n": n, "text": text} for i, (n, text) in enumerate(values)]
     for start in range(0, len(rows), 7):
         store.apply(to_batch(rows[start : start + 7], INT_SCHEMA, op="insert"))
@@ -97,7 +97,7 @@ def test_order_and_limit(values: list[tuple[int | None, str | None]], up: bool, 
 
 
 def test_rows_are_seen_at_once_and_the_last_of_a_batch_wins() -> None:
-    store = RowStore(SCHEMA, NO_LIMIT)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     rows = [
         {"_op": "insert", "id": "a", "n": 1},
         {"_op": "delete", "id": "a"},
@@ -111,7 +111,7 @@ def test_rows_are_seen_at_once_and_the_last_of_a_batch_wins() -> None:
 
 
 def test_a_snapshot_never_changes() -> None:
-    store = RowStore(SCHEMA, NO_LIMIT)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     store.apply(rows_of(10))
     before = store.snapshot()
     store.apply(rows_of(5, start=5, n=100))
@@ -123,7 +123,7 @@ def test_a_snapshot_never_changes() -> None:
 
 
 def test_maintenance_bounds_chunks_and_dead_rows() -> None:
-    store = RowStore(SCHEMA, NO_LIMIT)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     for turn in range(400):
         store.apply(rows_of(100, start=turn % 7 * 50, n=turn))
         store.maintain()
@@ -136,7 +136,7 @@ def test_maintenance_bounds_chunks_and_dead_rows() -> None:
 
 
 def test_memory_is_given_back() -> None:
-    store = RowStore(SCHEMA, NO_LIMIT)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     store.apply(rows_of(1000))
     held = store.bytes
     for turn in range(50):
@@ -150,8 +150,27 @@ def test_memory_is_given_back() -> None:
     assert (store.bytes, store.row_count) == (0, 0)
 
 
+def test_the_stores_of_a_node_share_its_memory() -> None:
+    memory = RowMemory(NO_LIMIT)
+    one, other = RowStore(SCHEMA, memory), RowStore(SCHEMA, memory)
+    one.apply(rows_of(1000))
+    other.apply(rows_of(500))
+    assert memory.used == one.bytes + other.bytes
+    memory.limit_bytes = memory.used + one.bytes // 2
+    with pytest.raises(MemoryLimitExceeded):
+        other.apply(rows_of(1000, start=500))
+    one.apply(to_batch({"id": [f"key-{i}" for i in range(900)]}, SCHEMA, op="delete"))
+    while one.maintain():
+        pass
+    assert memory.used == one.bytes + other.bytes
+    other.apply(rows_of(1000, start=500))
+    one.release()
+    one.release()
+    assert memory.used == other.bytes
+
+
 def test_the_memory_limit_applies_nothing_and_lets_deletes_through() -> None:
-    store = RowStore(SCHEMA, 400_000)
+    store = RowStore(SCHEMA, RowMemory(400_000))
     store.apply(rows_of(1000))
     before, versions = contents(store), dict(store.versions)
     with pytest.raises(MemoryLimitExceeded) as caught:
@@ -166,14 +185,14 @@ def test_the_memory_limit_applies_nothing_and_lets_deletes_through() -> None:
 
 @pytest.mark.slow
 def test_a_hot_key_never_runs_out_of_room() -> None:
-    store = RowStore(SCHEMA, 20_000)
+    store = RowStore(SCHEMA, RowMemory(20_000))
     for turn in range(2000):
         store.apply(rows_of(10, n=turn))
     assert contents(store)["key-0"] == 1999
 
 
 def test_wrong_columns_and_requests() -> None:
-    store = RowStore(SCHEMA, NO_LIMIT)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     with pytest.raises(BadRecord):
         store.apply(to_batch({"id": [1]}, INT_SCHEMA, op="insert"))
     store.apply(rows_of(0))

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import NearestNeighbors
 
 from tidewal.actors.querynode.filter import compile_filter
-from tidewal.actors.querynode.row_store import RowStore
+from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.querynode.search import DISTANCE_COLUMN, Metric, search
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.errors import InvalidRequest
@@ -27,7 +27,7 @@ PIXELS = DIGITS.data.astype(np.float32)
 @pytest.fixture(scope="module")
 def store() -> RowStore:
     """All digits in chunks of uneven size, some of them written twice."""
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     ids = np.arange(len(PIXELS))
     for start in [0, 100, 1000, 1001]:
         picked = ids[start : start + 900]
@@ -73,7 +73,7 @@ def test_filtered_search_equals_brute_force_over_the_filtered(store: RowStore, m
 
 
 def test_a_row_is_found_as_soon_as_it_is_applied_and_not_when_deleted() -> None:
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     assert search(store.view(), "pixels", PIXELS[0], metric="L2", top_k=3).num_rows == 0
     rows = {"id": [1, 2], "label": [0, 0], "pixels": PIXELS[:2]}
     store.apply(to_batch(rows, SCHEMA, op="insert"))
@@ -87,7 +87,7 @@ def test_a_row_is_found_as_soon_as_it_is_applied_and_not_when_deleted() -> None:
 @pytest.mark.parametrize("metric", ["L2", "COSINE"])
 def test_zero_and_huge_vectors_have_a_distance(metric: Metric) -> None:
     schema = CollectionSchema("c", (Field("id", "int64"), Field("v", "float_vector", dim=2)), "id")
-    store = RowStore(schema, 1 << 30)
+    store = RowStore(schema, RowMemory(1 << 30))
     store.apply(to_batch({"id": [1, 2, 3], "v": [[0.0, 0.0], [3e38, 3e38], [1.0, 0.0]]}, schema, op="insert"))
     for vector in ([0.0, 0.0], [3e38, 0.0], [1.0, 1.0]):
         found = search(store.view(), "v", vector, metric=metric, top_k=3).column(DISTANCE_COLUMN)
@@ -122,7 +122,7 @@ def test_refusals(store: RowStore, changes: dict[str, object], message: str) -> 
 def test_vectors_are_read_without_a_copy_from_slices() -> None:
     rows = {"id": range(10), "label": [0] * 10, "pixels": PIXELS[:10]}
     batch = to_batch(rows, SCHEMA, op="insert").slice(4, 3)
-    store = RowStore(SCHEMA, 1 << 30)
+    store = RowStore(SCHEMA, RowMemory(1 << 30))
     store.apply(pa.RecordBatch.from_arrays(batch.columns, schema=batch.schema))
     found = search(store.view(), "pixels", PIXELS[5], metric="L2", top_k=1)
     assert found.to_pylist() == [{"id": 5, DISTANCE_COLUMN: 0.0}]
