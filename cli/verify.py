@@ -1,5 +1,6 @@
 """`tidewal verify`: check stored data without changing it, and the code that many nodes rest on. `journal` reads every
-frame of an embedded log, `tables` every page of the tables, `cluster` simulates clusters under faults."""
+frame of an embedded log, `tables` every page of the tables, `cluster` simulates clusters under faults, `kills` kills
+real nodes."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ from ..adapters.rocksmq.owner.directory import locked
 from ..runtime.errors import ConfigError
 from .results import JsonLines, print_rows
 from .verify_cluster import cluster
+from .verify_kills import kills
 
 DAMAGED = 1  # exit status
 
@@ -30,6 +32,7 @@ verify: typer.Typer = typer.Typer(
     help="Check stored data without changing it, and what many nodes rest on.", no_args_is_help=True
 )
 verify.command()(cluster)
+verify.command()(kills)
 
 
 @verify.callback()

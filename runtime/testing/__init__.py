@@ -1,5 +1,5 @@
-"""The testing kit: a memory WAL, virtual time, a disk that forgets, a seeded fault plan and a simulated cluster. Test
-your own actors with it (docs/testing.md).
+"""The testing kit: a memory WAL, virtual time, a disk that forgets, a seeded fault plan, a simulated cluster, and the
+histories of clients with their checker. Test your own actors with it (docs/testing.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     )
     from .disk import FaultyDisk as FaultyDisk
     from .faults import Fault as Fault, FaultPlan as FaultPlan, Rates as Rates
+    from .histories import history_checks as history_checks
+    from .histories.client_history import (
+        CallRecorder as CallRecorder,
+        ClientCall as ClientCall,
+        load_calls as load_calls,
+    )
     from .memory import MemoryLog as MemoryLog, MemoryWal as MemoryWal
     from .simulation.checker import ClusterViolation as ClusterViolation, check_cluster as check_cluster
     from .simulation.cluster import ClusterPlan as ClusterPlan, SimulatedCluster as SimulatedCluster
@@ -30,6 +36,8 @@ else:
             ".clock": "MachineClock VirtualClock elapse run_virtual until",
             ".disk": "FaultyDisk",
             ".faults": "Fault FaultPlan Rates",
+            ".histories": "history_checks",
+            ".histories.client_history": "CallRecorder ClientCall load_calls",
             ".memory": "MemoryLog MemoryWal",
             ".simulation.checker": "ClusterViolation check_cluster",
             ".simulation.cluster": "ClusterPlan SimulatedCluster",

@@ -16,17 +16,9 @@ from pathlib import Path
 
 from tidewal.runtime.aio_fsync import KernelDisk
 from tidewal.runtime.clock import SystemClock
-from tidewal.runtime.errors import DeadlineExceeded, OutcomeUnknown, TidewalError
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import Payload, Wal
-from tidewal.runtime.rows.schema import CollectionSchema, Field
 
-from .history import Outcome
-
-NUMBERS = CollectionSchema("numbers", (Field("id", "int64"),), "id")
-THINGS = CollectionSchema(
-    "things", (Field("id", "varchar"), Field("owner", "varchar"), Field("version", "int64")), "id"
-)
 COPIES = "copies"  # the topic into which Spark copies the ids of NUMBERS
 CHANNELS = 4
 FULL = "disk-is-full"  # a file of this name beside the log makes the disk full
@@ -87,17 +79,3 @@ async def open_log(url: str, *, own: bool | None = None) -> Wal:
 def tell(text: object) -> None:
     """A line into the log of this process."""
     print(text, file=sys.stderr, flush=True)
-
-
-def outcome(error: Exception) -> Outcome:
-    """What an error says of the call that it ended."""
-    if not isinstance(error, TidewalError):
-        return "unknown"
-    certain = not error.fields.get("outcome_unknown") and not isinstance(error, DeadlineExceeded | OutcomeUnknown)
-    return "refused" if certain else "unknown"
-
-
-def described(error: Exception) -> dict[str, object]:
-    """The same error for a history."""
-    foreign = not isinstance(error, TidewalError) or type(error).__name__ == "HandlerFailed"
-    return {"error": f"{type(error).__name__}: {error}"[:500], "foreign": foreign}

@@ -7,10 +7,11 @@ import logging
 import sys
 
 from tidewal.actors.standalone import Standalone
+from tidewal.cli.kills.checked_client import NUMBERS, THINGS
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.log.wal import ChannelPolicy
 
-from .inside import COPIES, NUMBERS, THINGS, SteppedClock, obey, open_log, tell
+from .inside import COPIES, SteppedClock, obey, open_log, tell
 
 SETTINGS = Settings.model_validate(
     {"rootCoord": {"dmlChannelNum": 2}, "dataNode": {"flushIntervalS": 2, "compactionIntervalS": 15}}

@@ -21,16 +21,17 @@ from deltalake import DeltaTable
 
 from tests.brokers.producers import everything
 from tidewal.actors.client import Client
+from tidewal.cli.kills.checked_client import NUMBERS, read_keys
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.wal import ChannelPolicy, From, FromId, Wal
+from tidewal.runtime.testing.histories import history_checks as checks
+from tidewal.runtime.testing.histories.client_history import ClientCall, load_calls
 
-from . import checks
-from .client import ROWS_PER_CLIENT, read_keys
+from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
-from .history import Operation, load
-from .inside import CHANNELS, COPIES, NUMBERS, open_log
+from .inside import CHANNELS, COPIES, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .workers import Worker
@@ -252,7 +253,7 @@ class Run:
             worker.resume()
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
-        operations = load(path for path in this.histories if path.exists())
+        operations = load_calls(path for path in this.histories if path.exists())
         await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
         late = [worker.name for worker in this.members if not await worker.stop()]
         found += [f"{name} did not end (see {name}.log)" for name in late]
@@ -278,7 +279,7 @@ class Run:
                     return False
         return True
 
-    async def _compare_channels(self, this: Round, operations: list[Operation]) -> list[str]:
+    async def _compare_channels(self, this: Round, operations: list[ClientCall]) -> list[str]:
         contents = {
             channel: await self._content(channel) for kind in ("in", *GROUPS) for channel in this.channels(kind)
         }
@@ -294,7 +295,7 @@ class Run:
         entries = await patiently(lambda: everything(self._wal, channel))
         return [(entry.id.hex(), bytes(entry.payload).decode()) for entry in entries]
 
-    async def _compare_rows(self, this: Round, operations: list[Operation]) -> list[str]:
+    async def _compare_rows(self, this: Round, operations: list[ClientCall]) -> list[str]:
         upto = next(self._ids)
         of_round = f"id >= {this.first_id} and id < {upto}"
         answer = await patiently(
@@ -326,16 +327,16 @@ class Run:
             await reader.aclose()  # pyright: ignore[reportAttributeAccessIssue] -- see `Wal.read`
         return ids <= set(self._copied)
 
-    async def _final_reads(self, this: Round) -> list[Operation]:
-        found: list[Operation] = []
+    async def _final_reads(self, this: Round) -> list[ClientCall]:
+        found: list[ClientCall] = []
         for history in this.histories:
             owner, began = history.stem, time.monotonic_ns()
-            rows = await patiently(lambda owner=owner: read_keys(self._client, owner, "strong"))
+            rows = await patiently(lambda owner=owner: read_keys(self._client, owner, "strong", DEADLINE_S))
             about = {"owner": owner, "consistency": "strong"}
-            found.append(Operation("the run", "read", about, began, time.monotonic_ns(), "ok", {"rows": rows}))
+            found.append(ClientCall("the run", "read", about, began, time.monotonic_ns(), "ok", {"rows": rows}))
         return found
 
-    def _after_deletion(self, this: Round, operations: Sequence[Operation]) -> list[str]:
+    def _after_deletion(self, this: Round, operations: Sequence[ClientCall]) -> list[str]:
         """Nothing may be acknowledged in a channel that was deleted from outside, until it is created anew."""
         found: list[str] = []
         for channel, deleted in this.deleted.items():

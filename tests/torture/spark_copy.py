@@ -9,9 +9,10 @@ from pathlib import Path
 
 from pyspark.sql import functions as F
 
+from tidewal.cli.kills.checked_client import NUMBERS
 from tidewal.spark_bridge import session
 
-from .inside import COPIES, NUMBERS
+from .inside import COPIES
 
 AWAY_S = "30s"  # how long a write waits for a node that is gone
 

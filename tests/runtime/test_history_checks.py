@@ -5,26 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.torture import checks
-from tests.torture.history import Operation, Outcome, Recorder, load
+from tidewal.runtime.testing.histories import history_checks as checks
+from tidewal.runtime.testing.histories.client_history import CallOutcome, CallRecorder, ClientCall, load_calls
 
 
-def append(number: int, outcome: Outcome, id: str = "") -> Operation:
+def append(number: int, outcome: CallOutcome, id: str = "") -> ClientCall:
     about = {"entries": [{"channel": "in", "payload": f"a:{number}"}]}
-    return Operation("a", "append", about, number, number + 1, outcome, {"ids": [id]})
+    return ClientCall("a", "append", about, number, number + 1, outcome, {"ids": [id]})
 
 
-def insert(first: int, count: int, outcome: Outcome) -> Operation:
-    return Operation("a", "insert", {"first": first, "count": count}, 0, 1, outcome)
+def insert(first: int, count: int, outcome: CallOutcome) -> ClientCall:
+    return ClientCall("a", "insert", {"first": first, "count": count}, 0, 1, outcome)
 
 
-def write(values: dict[str, int | None], began: int, outcome: Outcome = "ok") -> Operation:
-    return Operation("a", "set", {"values": values}, began, began + 5, outcome)
+def write(values: dict[str, int | None], began: int, outcome: CallOutcome = "ok") -> ClientCall:
+    return ClientCall("a", "set", {"values": values}, began, began + 5, outcome)
 
 
-def read(rows: dict[str, int], began: int) -> Operation:
+def read(rows: dict[str, int], began: int) -> ClientCall:
     about = {"owner": "a", "consistency": "strong"}
-    return Operation("b", "read", about, began, began + 5, "ok", {"rows": rows})
+    return ClientCall("b", "read", about, began, began + 5, "ok", {"rows": rows})
 
 
 def test_appends_that_are_as_they_were_told_are_right() -> None:
@@ -33,7 +33,7 @@ def test_appends_that_are_as_they_were_told_are_right() -> None:
 
 
 def test_appends_that_are_not_are_found() -> None:
-    def violation(operation: Operation, *content: tuple[str, str]) -> str:
+    def violation(operation: ClientCall, *content: tuple[str, str]) -> str:
         [found] = checks.appends([operation], {"in": content})
         return found
 
@@ -65,7 +65,7 @@ def test_a_live_reader_that_skips_or_repeats_is_found() -> None:
     content = {"in": [("00", "a:0"), ("01", "a:1"), ("02", "a:2")]}
 
     def seen(*ids: str) -> list[str]:
-        return checks.watched([Operation("a", "saw", {"channel": "in", "ids": list(ids)}, 0)], content)
+        return checks.watched([ClientCall("a", "saw", {"channel": "in", "ids": list(ids)}, 0)], content)
 
     assert seen("00", "01") == []
     assert seen("00", "02")
@@ -100,19 +100,52 @@ def test_reads_that_are_too_old_too_new_or_go_back_are_found() -> None:
     assert checks.keys([*unknown, read({"a/k": 2}, 12), read({"a/k": 1}, 30)])  # seen once, gone again
 
 
+def test_reads_of_writes_in_flight_side_by_side() -> None:
+    """A client's writes are in the order of their calls, so one that is acknowledged has those before it behind it."""
+    history = [write({"a/k": 1}, 0), write({"a/k": 2}, 1), write({"a/k": 3}, 2, "unknown")]
+    assert checks.keys([*history, read({"a/k": 2}, 7)]) == []
+    assert checks.keys([*history, read({"a/k": 3}, 7), read({"a/k": 3}, 20)]) == []
+    assert checks.keys([*history, read({"a/k": 1}, 7)])
+    assert checks.keys([*history, read({"a/k": 3}, 7), read({"a/k": 2}, 20)])
+
+
+def test_versions_that_are_stored() -> None:
+    history = [write({"a/k": 1}, 0), write({"a/k": None}, 10), write({"a/k": 2}, 20, "unknown")]
+    assert checks.versions(history, "table", [("a/k", 1)]) == []
+    assert checks.versions(history, "table", [("a/k", 1), ("a/k", 2)]) == []
+    assert "is lost" in checks.versions(history, "table", [])[0]
+    assert "2 times" in checks.versions(history, "table", [("a/k", 1), ("a/k", 1)])[0]
+    assert "never written" in checks.versions(history, "table", [("a/k", 1), ("a/k", 3)])[0]
+    assert "refused" in checks.versions([write({"a/k": 1}, 0, "refused")], "table", [("a/k", 1)])[0]
+
+
+def test_collections_are_as_the_last_call_said() -> None:
+    def ddl(kind: str, outcome: CallOutcome = "ok") -> ClientCall:
+        return ClientCall("a", f"{kind}_collection", {"collection": "c"}, 0, 1, outcome)
+
+    assert checks.collections([ddl("create")], ["c", "other"]) == []
+    assert checks.collections([ddl("create"), ddl("drop")], []) == []
+    assert checks.collections([ddl("create", "refused")], []) == []
+    for either in ([], ["c"]):
+        assert checks.collections([ddl("create"), ddl("drop", "unknown")], either) == []
+    assert checks.collections([ddl("create")], [])
+    assert checks.collections([ddl("create"), ddl("drop")], ["c"])
+    assert checks.collections([ddl("create"), ddl("drop", "refused")], [])
+
+
 def test_an_error_that_is_not_ours_is_found() -> None:
-    operation = Operation("a", "append", {}, 0, 1, "unknown", {"foreign": True, "error": "KeyError: 1"})
+    operation = ClientCall("a", "append", {}, 0, 1, "unknown", {"foreign": True, "error": "KeyError: 1"})
     assert "KeyError" in checks.errors([operation])[0]
 
 
 def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "c.jsonl")
+    recorder = CallRecorder(tmp_path / "c.jsonl")
     first = recorder.begin("insert", first=0, count=1)
     recorder.begin("insert", first=1, count=1)
     recorder.end(first, "ok", ts=5)
     with (tmp_path / "c.jsonl").open("a") as file:
         file.write('{"op": 1, "outcome": "o')  # torn
-    done, open_one = load([tmp_path / "c.jsonl"])
+    done, open_one = load_calls([tmp_path / "c.jsonl"])
     result: dict[str, Any] = {"ts": 5}
     assert (done.outcome, done.result, done.ended is not None) == ("ok", result, True)
     assert (open_one.outcome, open_one.ended) == ("unknown", None)

@@ -1,0 +1,254 @@
+"""Whether a promise was broken: decided from the histories of clients, and from what is in the log and the tables.
+
+Acknowledged means present once, refused means absent, unknown means either. Each function returns the violations that
+it found, as sentences. The calls that they know:
+
+    kind      about                              result             checked by
+    append    entries: [{channel, payload}]      ids                appends
+    saw       channel, ids                                          watched
+    insert    first, count: rows of these ids    ts                 rows
+    set       values: {key: version or null}     ts                 keys, versions
+    read      owner, consistency                 rows: {key: n}     keys
+    create_collection, drop_collection: collection                  collections
+
+Payloads are PRODUCER:NUMBER, keys OWNER/NAME; an owner's versions rise, and null deletes a key.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from .client_history import ClientCall
+
+SHOWN = 5  # of many violations of one kind
+Content = Sequence[tuple[str, str]]  # the entries of a channel in order: id (hexadecimal) and payload
+
+
+def errors(calls: Iterable[ClientCall]) -> list[str]:
+    """Errors that are not Tidewal's own must not reach a user."""
+    return [
+        f"{call.client}: {call.kind} {call.about} ended with {call.result['error']}"
+        for call in calls
+        if call.result.get("foreign")
+    ][:SHOWN]
+
+
+# ---- channels -------------------------------------------------------------------------------------------------------
+
+
+def appends(calls: Iterable[ClientCall], contents: Mapping[str, Content]) -> list[str]:
+    """Each payload is in its channel as often as its outcome says, under the id that was told, and those of one
+    producer are in the order in which they were sent."""
+    asked = {
+        (entry["channel"], entry["payload"]): (call, index)
+        for call in calls
+        if call.kind == "append"
+        for index, entry in enumerate(call.about["entries"])
+    }
+    found: list[str] = []
+    for channel, content in contents.items():
+        ids: dict[str, list[str]] = defaultdict(list)
+        for id, payload in content:
+            ids[payload].append(id)
+        found += _order(channel, content)
+        found += [f"{channel}: {payload} was never sent" for payload in ids if (channel, payload) not in asked]
+        for (there, payload), (call, index) in asked.items():
+            if there == channel:
+                found += _presence(f"{channel}: {payload}", call, index, ids.get(payload, []))
+    return found
+
+
+def _presence(what: str, call: ClientCall, index: int, ids: list[str]) -> list[str]:
+    if len(ids) > 1:
+        return [f"{what} is there {len(ids)} times ({call.outcome})"]
+    if call.outcome == "ok" and not ids:
+        return [f"{what} was acknowledged and is lost"]
+    if call.outcome == "ok" and call.result["ids"][index] != ids[0]:
+        return [f"{what} was acknowledged as {call.result['ids'][index]} and is at {ids[0]}"]
+    if call.outcome == "refused" and ids:
+        return [f"{what} was refused ({call.result}) and is there"]
+    return []
+
+
+def _order(channel: str, content: Content) -> list[str]:
+    """Payloads are PRODUCER:NUMBER."""
+    split = (payload.rpartition(":") for _, payload in content)
+    return rising(channel, ((producer, int(number)) for producer, _, number in split if number.isdecimal()))
+
+
+def rising(where: str, numbered: Iterable[tuple[str, int]]) -> list[str]:
+    """What clients wrote one after another lies in this order: `numbered` has, in the order of the log, the line to
+    which each write belongs (a producer, a key) and its number there."""
+    last: dict[str, int] = {}
+    found: list[str] = []
+    for line, number in numbered:
+        if number < last.get(line, -1):
+            found.append(f"{where}: {line}:{number} stands behind number {last[line]}")
+        last[line] = number
+    return found[:SHOWN]
+
+
+def copies(name: str, inputs: Content, outputs: Content, *, exactly_once: bool) -> list[str]:
+    """A group's outputs: the inputs in their order, each once; or with at least once, each at least once."""
+    given, made = [payload for _, payload in inputs], [payload for _, payload in outputs]
+    lost, more = Counter(given) - Counter(made), Counter(made) - Counter(given)
+    found = [f"{name}: {payload} is lost" for payload in list(lost)[:SHOWN]]
+    if exactly_once or set(more) - set(given):
+        found += [
+            f"{name}: {payload} is there {count} times too often" for payload, count in list(more.items())[:SHOWN]
+        ]
+    if exactly_once and not found and given != made:
+        found.append(f"{name}: the outputs are in another order than the inputs")
+    return found
+
+
+def watched(calls: Iterable[ClientCall], contents: Mapping[str, Content]) -> list[str]:
+    """What live readers delivered, from the first entry on, over all their reopenings, is how the channel begins."""
+    found: list[str] = []
+    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for call in calls:
+        if call.kind == "saw":
+            seen[call.client, call.about["channel"]] += call.about["ids"]
+    for (client, channel), ids in seen.items():
+        there = [id for id, _ in contents[channel]]
+        if ids != there[: len(ids)]:
+            at = next((i for i, (a, b) in enumerate(zip(ids, there, strict=False)) if a != b), len(there))
+            found.append(
+                f"{client}: its reader of {channel} delivered {ids[at : at + 3]} where {there[at : at + 3]} is"
+            )
+    return found
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def rows(calls: Iterable[ClientCall], where: str, ids: Iterable[int]) -> list[str]:
+    """Inserted rows, each with an id of its own, are present as often as their outcome says."""
+    counts = Counter(ids)
+    found: list[str] = []
+    for call in calls:
+        if call.kind != "insert":
+            continue
+        for id in range(call.about["first"], call.about["first"] + call.about["count"]):
+            count = counts.pop(id, 0)
+            if count > 1:
+                found.append(f"{where}: row {id} is there {count} times ({call.outcome})")
+            elif call.outcome == "ok" and not count:
+                found.append(f"{where}: row {id} was acknowledged and is lost")
+            elif call.outcome == "refused" and count:
+                found.append(f"{where}: row {id} was refused ({call.result}) and is there")
+    return found + [f"{where}: row {id} was never written" for id in list(counts)[:SHOWN]]
+
+
+def same(where: str, ids: Iterable[int], than: str, others: Iterable[int]) -> list[str]:
+    """Two views of the same rows agree, unknown outcomes included."""
+    differing = set(ids) ^ set(others)
+    return [f"{where} and {than} disagree about row {id}" for id in sorted(differing)[:SHOWN]]
+
+
+def collections(calls: Iterable[ClientCall], listed: Iterable[str]) -> list[str]:
+    """Collections are there as the last call for each said; names are used once."""
+    there, found = set(listed), list[str]()
+    state: dict[str, bool | None] = {}
+    for call in calls:
+        if call.kind in ("create_collection", "drop_collection") and call.outcome != "refused":
+            is_there = call.kind == "create_collection"
+            state[call.about["collection"]] = is_there if call.outcome == "ok" else None
+    for name, is_there in state.items():
+        if is_there is not None and is_there != (name in there):
+            found.append(f"the collection {name} was {'created' if is_there else 'dropped, and is there'}")
+    return found[:SHOWN]
+
+
+# ---- keys that are written again and again --------------------------------------------------------------------------
+
+
+def versions(calls: Iterable[ClientCall], where: str, stored: Iterable[tuple[str, int]]) -> list[str]:
+    """Each version of each key that was set is stored as often as its outcome says; `stored` are key and version."""
+    counts = Counter(stored)
+    found: list[str] = []
+    for call in calls:
+        if call.kind != "set":
+            continue
+        for key, version in call.about["values"].items():
+            count = counts.pop((key, version), 0) if version is not None else 0
+            if count > 1:
+                found.append(f"{where}: version {version} of {key} is there {count} times ({call.outcome})")
+            elif call.outcome == "ok" and version is not None and not count:
+                found.append(f"{where}: version {version} of {key} was acknowledged and is lost")
+            elif call.outcome == "refused" and count:
+                found.append(f"{where}: version {version} of {key} was refused ({call.result}) and is there")
+    return (found + [f"{where}: version {version} of {key} was never written" for key, version in counts])[:SHOWN]
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One version of a key (None: deleted), by the one process that writes this key, one after another."""
+
+    value: int | None
+    began: int
+    ended: int | None
+    outcome: str
+
+
+def keys(calls: Sequence[ClientCall]) -> list[str]:
+    """Strong reads: never older than what was acknowledged before they began, nor than what an earlier read saw, and
+    nothing that was refused or that nobody had asked for yet."""
+    writes: dict[str, list[_Write]] = defaultdict(list)
+    for call in calls:
+        if call.kind == "set":
+            for key, value in call.about["values"].items():
+                writes[key].append(_Write(value, call.began, call.ended, call.outcome))
+    reads = [call for call in calls if call.kind == "read" and call.outcome == "ok"]
+    by_owner: dict[str, list[str]] = defaultdict(list)
+    for key in writes:
+        by_owner[key.partition("/")[0]].append(key)
+    found: list[str] = []
+    for owner, names in by_owner.items():
+        of_owner = [read for read in reads if read.about["owner"] == owner]
+        for key in names:
+            found += _reads_of(key, writes[key], of_owner)
+    return found
+
+
+def _reads_of(key: str, writes: list[_Write], reads: list[ClientCall]) -> list[str]:
+    """The reads of one key, in the order in which they began."""
+    began = [write.began for write in writes]
+    # When a call ended, and the index of the write that every read which begins behind that end must know.
+    known = [(w.ended, i) for i, w in enumerate(writes) if w.outcome == "ok" and w.ended is not None]
+    heapify(known)
+    floor, found = -1, list[str]()
+    for read in reads:
+        assert read.ended is not None
+        while known and known[0][0] < read.began:
+            floor = max(floor, heappop(known)[1])
+        value = read.result["rows"].get(key)
+        allowed = range(floor, bisect_left(began, read.ended))
+        match = next((i for i in allowed if _may_show(writes, i, floor) and _value(writes, i) == value), None)
+        if match is None:
+            found.append(_stale(key, value, writes, floor, read))
+        else:
+            heappush(known, (read.ended, match))
+    return found[:SHOWN]
+
+
+def _may_show(writes: list[_Write], index: int, floor: int) -> bool:
+    return index == floor or writes[index].outcome != "refused"
+
+
+def _value(writes: list[_Write], index: int) -> int | None:
+    """What a write has made of its key, which was not there before the first one."""
+    return writes[index].value if index >= 0 else None
+
+
+def _stale(key: str, value: Any, writes: list[_Write], floor: int, read: ClientCall) -> str:
+    expected = writes[floor] if floor >= 0 else None
+    return (
+        f"{read.client}: a {read.about['consistency']} read that began at {read.began} says {key} is {value}; "
+        f"before it {expected} was acknowledged or read"
+    )

@@ -1,0 +1,102 @@
+"""`tidewal verify kills`: processes that are killed lose nothing, and what it says where something is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import Command, Start
+from tests.kill_demo import descendants, still_there
+from tidewal.actors.client import Client
+from tidewal.cli.kills import kill_run
+from tidewal.cli.kills.final_state import FinalState, read_final_state
+from tidewal.cli.main import FAILED
+from tidewal.cli.verify_kills import VIOLATED
+from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.signals import INTERRUPTED
+
+BOUND_S = 300.0
+
+
+def verdict_of(ended: subprocess.Popen[str]) -> dict[str, Any]:
+    out, _ = ended.communicate(timeout=BOUND_S)
+    assert ended.returncode == 0, out
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.mark.kills
+def test_processes_of_one_machine_are_killed(start: Start, tmp_path: Path, seed: int) -> None:
+    home = tmp_path / "run"
+    verdict = verdict_of(start("verify", "kills", "--kills", 10, "--seed", seed, "--data", home, "--json"))
+    assert verdict["held"]
+    assert sum(verdict["faults"].values()) == 10
+    assert verdict["acknowledged"] > 100
+    assert verdict["reads"] > 100
+
+
+@pytest.mark.kills
+@pytest.mark.broker
+def test_nodes_on_brokers_are_killed(start: Start, broker_url: str, seed: int) -> None:
+    verdict = verdict_of(start("verify", "kills", "--log", broker_url, "--kills", 10, "--seed", seed, "--json"))
+    assert verdict["held"]
+    assert sum(verdict["faults"].values()) == 10
+    assert verdict["acknowledged"] > 100
+
+    async def left() -> list[str]:
+        wal = await open_wal(broker_url, read_only=True)
+        try:
+            return await wal.channels()
+        finally:
+            await wal.close()
+
+    assert asyncio.run(left()) == []
+
+
+@pytest.mark.slow
+def test_a_row_that_is_lost_is_found_and_all_is_kept(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_less(client: Client, tables: Path, owners: Sequence[str]) -> FinalState:
+        found = await read_final_state(client, tables, owners)
+        return replace(found, ids=found.ids[1:])
+
+    monkeypatch.setattr(kill_run, "read_final_state", one_less)
+    monkeypatch.setenv(kill_run.PREFIX_VARIABLE, "")  # what the run sets is set back
+    status, out, err = command("verify", "kills", "--minutes", "0", "--data", tmp_path / "run")
+    assert status == VIOLATED
+    assert "a strong read: row 0 was acknowledged and is lost" in out
+    assert f"see {tmp_path / 'run'}" in out
+    assert "violated; 0 faults" in out
+    assert "seed " in err
+    assert (tmp_path / "run" / "client-1.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_that_it_has_started(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run = start("verify", "kills", "--seed", "1")
+    assert run.stdout is not None
+    assert any(" is " in line for line in run.stdout), "no fault has happened"
+    assert list(tmp_path.glob("tidewal-kills-*"))
+    started = descendants(run.pid)
+    assert started
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=BOUND_S)
+    assert run.returncode == INTERRUPTED
+    assert still_there(started) == set()
+    assert list(tmp_path.glob("tidewal-kills-*")) == []
+
+
+def test_a_directory_that_is_not_empty_is_refused(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, _, err = command("verify", "kills", "--data", tmp_path)
+    assert status == FAILED
+    assert "is not empty" in err
