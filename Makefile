@@ -19,7 +19,7 @@ UV := $(BIN)/python -m uv
 RIGHT_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true): make PYTHON=/path/to/python3.11" >&2; exit 2; }
 
-.PHONY: help setup demo quick test test-all torture check format bench docs docs-site dashboards dist lock
+.PHONY: help setup demo quick test test-all torture check format bench docs docs-site dashboards dist image lock
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -86,6 +86,9 @@ dist: $(STAMP) ## Build wheel and sdist into dist/, as a release does: from what
 	@rm -rf dist
 	@$(BIN)/python -m tests.packages dist
 	$(BIN)/python -m twine check --strict dist/*
+
+image: dist ## Build the container image `tidewal`; needs Docker
+	docker build --tag tidewal .
 
 lock: ## Choose the versions anew and write requirements.lock
 	@test -x $(BIN)/python || { $(RIGHT_PYTHON); $(PYTHON) -m venv $(VENV); }
