@@ -30,6 +30,10 @@ ROWS: Mapping[str, Sequence[str]] = {
     "StreamingNode": ("streamingnode_",),
     "DataNode": ("datanode_",),
     "QueryNode": ("querynode_",),
+    "Cluster": (
+        *("mixcoord_leader", "mixcoord_election_", "mixcoord_member_", "mixcoord_lease_", "mixcoord_eviction_"),
+        *("mixcoord_channel_", "mixcoord_assignment_"),
+    ),
     "MixCoord": ("mixcoord_", "rootcoord_"),
     "Actors": ("actor_", "event_loop_", "build_", "process_"),
     "RocksMQ": ("rocksmq_",),

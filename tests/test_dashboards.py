@@ -81,6 +81,10 @@ def test_the_faults_that_matter_raise_an_alert():
     alerted = {metric.name for rule in rules() for metric in asked(rule["expr"])}
     assert alerted >= {
         "rocksmq_journal_failed",
+        "mixcoord_channel_without_owner_seconds",
+        "mixcoord_leader",
+        "mixcoord_member_num",
+        "mixcoord_eviction_total",
         "proxy_tt_lag_ms",
         "datanode_consume_tt_lag_ms",
         "querynode_consume_tt_lag_ms",

@@ -40,6 +40,7 @@ from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from .cut_drawer import CutDrawer
+from .cluster_metrics import ClusterMetrics
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .placement import Placement
@@ -77,6 +78,7 @@ class MixCoord(Role):
             node.clock,
             self._assign,
             on_granted=assigned.inc,
+            on_evicted=node.metrics.counter("mixcoord_eviction_total").inc,
         )
         self._placement = Placement(node, self.catalog, self._coordinator.view, lambda: self.catalog.catalog.pchannels)
 
@@ -109,6 +111,9 @@ class MixCoord(Role):
         metrics = self.node.metrics
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
+        view, detector = self._coordinator.view, self.node.cluster.detector
+        shown = ClusterMetrics(metrics, view, detector, clock.clock, changed=self.catalog.changed)
+        self.spawn_task(shown.run(), name="metrics")
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._coordinator.run(), name="cluster")
         self.spawn_task(self._lead(), name="leadership")

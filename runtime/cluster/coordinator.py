@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 class ClusterCoordinator:
     """Carries out what `decide` says, for the process whose `catalog` and `cluster` logs it is given: the one claims
     under its incarnation, the other writes under it. `assign` returns the wanted owners of all channels; a grant lets
-    one stamp `limit_ms` ahead. `on_granted` is called with the number of channels that were granted."""
+    one stamp `limit_ms` ahead. `on_granted` is called with the number of channels that were granted, `on_evicted` when
+    this process has ended the lease of a silent member."""
 
     def __init__(
         self,
@@ -37,9 +38,11 @@ class ClusterCoordinator:
         *,
         limit_ms: int = LIMIT_MS,
         on_granted: Callable[[int], object] = lambda channels: None,
+        on_evicted: Callable[[], object] = lambda: None,
     ) -> None:
         self._catalog, self._cluster, self._detector = catalog, cluster, detector
         self._clock, self._assign, self._limit_ms, self._on_granted = clock, assign, limit_ms, on_granted
+        self._on_evicted = on_evicted
         self._leads_since_s: float | None = None
 
     @property
@@ -98,6 +101,7 @@ class ClusterCoordinator:
             with suppress(PreconditionFailed):  # another coordinator came before it
                 await self._cluster.propose({"kind": "evict", "incarnation": incarnation})
                 _log.warning("%s was silent: its lease is ended", incarnation)
+                self._on_evicted()
                 moved = True
         if decision.claim:
             await self._catalog.claim(self._cluster.author)

@@ -75,6 +75,12 @@ class SilenceDetector:
             and self._silence_s(incarnation) >= member.lease_ms / 1000 * (1 - EARLY) + longer_s
         }
 
+    def heard_ago_s(self, incarnation: str) -> float:
+        """For how many seconds this process has read no record of that member that counts, observed or not; 0 of one
+        that it does not know."""
+        heard = self._heard.get(incarnation)
+        return 0.0 if heard is None else self._clock.monotonic() - heard.read_s
+
     def is_over(self, incarnation: str) -> bool:
         """Whether nothing can rest on the lease of that process any more.
 

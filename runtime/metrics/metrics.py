@@ -227,6 +227,21 @@ _MIXCOORD = (
         "mixcoord_cut_lag_ms", "milliseconds", "Now minus the last stored cut; none is stored while nothing is written"
     ),
     gauge("rootcoord_dml_channel_num", "count", "Physical channels for data"),
+    gauge("mixcoord_member_num", "count", "Members of the cluster that offer the role", "role_name"),
+    gauge(
+        "mixcoord_lease_age_seconds",
+        "seconds",
+        "Since a coordinator last read a renewal of the member; its lease ends soon after its duration",
+        "member_name",
+    ),
+    counter("mixcoord_eviction_total", "Leases of silent members that this coordinator has ended"),
+    gauge("mixcoord_channel_num", "count", "Physical channels that the member owns, and has open", "member_name"),
+    gauge(
+        "mixcoord_channel_without_owner_seconds",
+        "seconds",
+        "For how long no member has had the physical channel open: writes to it wait",
+        CHANNEL,
+    ),
 )
 
 _NODE = (gauge("build_info", "info", "1; the labels say what runs: Tidewal and Python", "version", "python_version"),)

@@ -35,6 +35,8 @@ from tidewal.runtime.testing.memory import MemoryWal
 PEOPLE = CollectionSchema("people", (Field("id", "int64"), Field("name", "varchar", nullable=True)), "id")
 ONLY_ON_FAULT = {  # each has a test below
     "mixcoord_reply_channel_dropped_total",  # in test_reply_channels.py
+    "mixcoord_eviction_total",  # these two in test_cluster_metrics.py, of several members
+    "mixcoord_lease_age_seconds",
     "wal_append_deduplicated_total",
     "wal_append_outcome_unknown_total",
     "wal_scan_time_tick_violation_message_total",
@@ -78,6 +80,7 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
     "datanode_fg_buffer_size",
     "querynode_consume_tt_lag_ms",
     "mixcoord_cut_lag_ms",
+    "mixcoord_channel_without_owner_seconds",
     "actor_mailbox_depth",
     "event_loop_lag_seconds",
 }
