@@ -37,12 +37,13 @@ DROPPED_WITHIN_S = 60.0
 
 PREFIX_VARIABLE = "TIDEWAL__MSGCHANNEL__CHANNAMEPREFIX__CLUSTER"
 SETTINGS = {
+    "TIDEWAL__LOG__FORMAT": "text",
     "TIDEWAL__ROOTCOORD__DMLCHANNELNUM": "4",
     "TIDEWAL__DATANODE__FLUSHINTERVALS": "2",
     "TIDEWAL__DATANODE__COMPACTIONINTERVALS": "15",
     "TIDEWAL__LOG__LEVEL": "info",
 }
-"""Of the nodes, so that a short run flushes and compacts often."""
+"""Of the nodes: a short run is to flush and compact often, and exceptions are looked for in text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,13 @@ class NoProgress(Exception):
 
 async def run_kills(plan: KillPlan, say: Callable[[str], None], show: Callable[[str], None]) -> KillReport:
     """Start the processes, let clients work while they are killed, and check what came of it. All processes have ended
-    when this returns or raises, and unless a promise was broken the channels of the log are dropped. `say` is told each
-    fault, `show` how far it is."""
-    os.environ[PREFIX_VARIABLE] = plan.prefix  # for the nodes, the clients and the log
+    when this returns or raises, also where it is cancelled, and unless a promise was broken the channels of the log are
+    dropped. `say` is told each fault, `show` how far it is."""
     report = KillReport()
     async with AsyncExitStack() as stack:
         cluster = _cluster(plan)
+        stack.push_async_callback(_drop_channels, plan, report)
+        stack.callback(lambda: report.violations.extend(cluster.complaints()))
         stack.push_async_callback(cluster.stop)
         show("the processes start")
         await cluster.start()
@@ -99,14 +101,11 @@ async def run_kills(plan: KillPlan, say: Callable[[str], None], show: Callable[[
             report.violations.append(str(stalled))
         _count(report, load_calls(_histories(plan)))
         show("the processes end")
-    report.violations += cluster.complaints()
-    if not report.violations:
-        await _drop_channels(plan)
     return report
 
 
 def _cluster(plan: KillPlan) -> ClusterProcesses:
-    environment = {**os.environ, **SETTINGS}
+    environment = {**os.environ, **SETTINGS, PREFIX_VARIABLE: plan.prefix}
     options = ["--data", str(plan.home), "--wal", plan.url]
     if plan.processes:
         return SupervisedProcesses(plan.processes, options, environment, plan.home)
@@ -125,7 +124,7 @@ async def _work(
     say: Callable[[str], None],
     show: Callable[[str], None],
 ) -> None:
-    settings = load_settings()
+    settings = load_settings(arguments={"msgChannel.chanNamePrefix.cluster": plan.prefix})
     async with connect(plan.url, settings=settings, deadline_s=READY_S) as client:
         for schema in (NUMBERS, THINGS):
             await client.create_collection(schema, shards=SHARDS, deadline_s=CALL_S)
@@ -239,8 +238,10 @@ def _took_s(call: ClientCall) -> float:
     return ((call.ended or call.began) - call.began) / 1e9
 
 
-async def _drop_channels(plan: KillPlan) -> None:
-    """Drop what the run has created in a log that outlives it."""
+async def _drop_channels(plan: KillPlan, report: KillReport) -> None:
+    """Drop what the run has created in a log that is not its own, unless somebody is to look at it."""
+    if report.violations or str(plan.home) in plan.url:
+        return
     async with asyncio.timeout(DROPPED_WITHIN_S), opened(plan.url, read_only=False) as wal:
         for channel in await wal.channels():
             if channel.startswith(f"{plan.prefix}-"):

@@ -69,7 +69,6 @@ def test_a_row_that_is_lost_is_found_and_all_is_kept(
         return replace(found, ids=found.ids[1:])
 
     monkeypatch.setattr(kill_run, "read_final_state", one_less)
-    monkeypatch.setenv(kill_run.PREFIX_VARIABLE, "")  # what the run sets is set back
     status, out, err = command("verify", "kills", "--minutes", "0", "--data", tmp_path / "run")
     assert status == VIOLATED
     assert "a strong read: row 0 was acknowledged and is lost" in out
