@@ -127,8 +127,9 @@ class LocalTableStore(TableStore):
 
     def remove(self, collection: str) -> None:
         folder = self._folder / collection
-        if folder.exists():
-            shutil.rmtree(folder)
+        while folder.exists():
+            with suppress(FileNotFoundError):  # other nodes remove it at the same time
+                shutil.rmtree(folder)
 
 
 def _open_for_one_user(path: str, flags: int) -> int:
