@@ -39,8 +39,8 @@ from ..datanode.wal_identity import foreign_tables
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
-from .cut_drawer import CutDrawer
 from .cluster_metrics import ClusterMetrics
+from .cut_drawer import CutDrawer
 from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .placement import Placement
@@ -112,7 +112,7 @@ class MixCoord(Role):
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
         metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
         view, detector = self._coordinator.view, self.node.cluster.detector
-        shown = ClusterMetrics(metrics, view, detector, clock.clock, changed=self.catalog.changed)
+        shown = ClusterMetrics(metrics, view, detector, self.node.clock.clock, changed=self.catalog.changed)
         self.spawn_task(shown.run(), name="metrics")
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._coordinator.run(), name="cluster")
