@@ -26,9 +26,10 @@ class WriteRates:
         passed_s = now_s - self._at_s
         if passed_s > 0:
             part = 1 - math.exp(-passed_s / SMOOTHED_S)
+            rates: dict[str, float] = {}
             for name, bytes in written.items():
                 since = max(0, bytes - self._before.get(name, 0)) / passed_s
                 rate = self._rates.get(name, 0.0)
-                self._rates[name] = rate + part * (since - rate)
-            self._at_s, self._before = now_s, written
-        return {name: round(rate) for name, rate in self._rates.items() if rate >= 1 and name in written}
+                rates[name] = rate + part * (since - rate)
+            self._at_s, self._before, self._rates = now_s, written, rates
+        return {name: round(rate) for name, rate in self._rates.items() if rate >= 1}
