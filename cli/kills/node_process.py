@@ -37,6 +37,7 @@ class NodeProcess:
         self._environment = dict(environment)
         self._expected: set[int] = set()  # statuses with which the process may end
         self._ending = False
+        self._said_bytes = 0  # in the log, by those before the present one
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -75,7 +76,8 @@ class NodeProcess:
         while not self._ending:
             began_s = time.monotonic()
             status = await self._run_once()
-            if status not in self._expected and not (status == FENCED and self._was_fenced()):
+            fenced = status in (FENCED, -signal.SIGTERM) and self._was_fenced()  # the latter: asked to end as it ended
+            if not (fenced or status in self._expected):
                 self.endings.append(f"ended {shown_status(status)} after {time.monotonic() - began_s:.1f} s")
             if not self._ending:
                 await asyncio.sleep(RESTART_S)
@@ -83,6 +85,7 @@ class NodeProcess:
     async def _run_once(self) -> int:
         self._expected.clear()
         with self.log.open("ab") as log:
+            self._said_bytes = log.tell()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
@@ -108,5 +111,5 @@ class NodeProcess:
 
     def _was_fenced(self) -> bool:
         with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - (1 << 14)))
+            log.seek(self._said_bytes)
             return b"Fenced: " in log.read()
