@@ -31,7 +31,6 @@ VIOLATED = 1  # exit status
 NODES = 3
 PROCESSES = 4
 FAULTS_MAX = 1_000_000
-EMBEDDED = "rocksmq"
 
 
 def kills(
@@ -68,8 +67,8 @@ def kills(
 
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     home = _home(data)
-    url = log or f"{EMBEDDED}://{home / 'log'}"
-    embedded = urlsplit(url).scheme == EMBEDDED
+    url = log or url_of(str(home / "log"))
+    embedded = not urlsplit(url).netloc
     plan = KillPlan(
         url=url,
         home=home,

@@ -51,7 +51,7 @@ def test_explain_says_all_of_one(command: Command, file: Path):
         "source": str(file),
         "default": 16,
         "type": "integer > 0",
-        "meaning": "packs of 4 MiB that a stream buffers",
+        "meaning": "packs of 4 MiB that a stream buffers, and all collections of a node together",
     }
     text = command("config", "explain", "mq.mqBufSize", "--config", file).out
     assert text.startswith("mq.mqBufSize = 32\n")
