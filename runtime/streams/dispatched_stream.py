@@ -60,10 +60,12 @@ class DispatchedStream(TtMsgStream):
             self._progress.set()
 
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        """Apply an announcement that was made for this stream, which is to hand out a pack that covers it."""
+        """Apply an announcement that was made for this stream, which is to hand out a pack that covers it. Others are
+        not woken for it: what they would do first, the question that waits for this one would wait for."""
         if channel in self._channels:
-            self._dispatchers.announce(channel, term, cseq, time)
-            self.wait_for(time)
+            self._dispatchers.of(channel).announce(term, cseq, time, wake=False)
+            self._wanted = max(self._wanted, time)
+            self._progress.set()
 
     def _new_channel(self, reader: ChannelReader, start: Start) -> TtChannel:
         return Target(reader, start, self, self._dispatchers.of(reader.channel))

@@ -215,10 +215,11 @@ class Scan(ChannelTime):
         target.stream.take_record(target, Record(RecordType.TIME_TICK, self.time, term, cseq, id=id))
         target.account()
 
-    def announce(self, upto: tuple[int, int], time: int) -> None:
+    def announce(self, upto: tuple[int, int], time: int, *, wake: bool = True) -> None:
         """Apply an announcement of the channel's owner."""
         self.apply_when_read(upto, time, self.place[2:])
-        self._wake_idle()
+        if wake:
+            self._wake_idle()
 
     def _wake_idle(self) -> None:
         """Wake the streams that wait for the time, and now and then all."""
@@ -357,12 +358,13 @@ class Dispatcher:
         """The scans under way: none without targets, and never more than two."""
         return [scan for scan in (self._main, self._behind) if scan is not None]
 
-    def announce(self, term: int, cseq: int, time: int) -> None:
-        """Apply an announcement of the channel's owner: nothing at or before `time` follows behind (term, cseq)."""
+    def announce(self, term: int, cseq: int, time: int, *, wake: bool = True) -> None:
+        """Apply an announcement of the channel's owner: nothing at or before `time` follows behind (term, cseq). With
+        `wake` the streams that wait for that are woken."""
         if time > self._announced[1]:
             self._announced = ((term, cseq), time)
         for scan in self.scans:
-            scan.announce((term, cseq), time)
+            scan.announce((term, cseq), time, wake=wake)
 
     def join(self, target: Target) -> None:
         """Feed `target` from its place on."""
