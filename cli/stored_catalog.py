@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..actors.flush_events import FlushEvent
 from ..adapters.rocksmq.check.channel_entries import channel_entries
 from ..adapters.rocksmq.journal.channels import ChannelTable, JournalledChannel
 from ..adapters.rocksmq.journal.losses import before_loss
 from ..runtime.catalog.catalog import catalog_fold
+from ..runtime.catalog.flush_events import FlushEvent
 from ..runtime.errors import CorruptLog, TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.record import decode

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.catalog.catalog import Collection
+from ...runtime.catalog.flush_events import FlushEvent
 from ...runtime.errors import BadRecord, DirectoryUnwritable, DiskFull, TidewalError, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, encode
@@ -24,7 +25,6 @@ from ...runtime.streams.dispatched_stream import DispatchedStream
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import CURRENT, LOG
 from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, rows_of
-from ..flush_events import FlushEvent
 from ..pchannels import pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable

@@ -10,6 +10,7 @@ from functools import partial
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
+from ...runtime.catalog.flush_events import FlushEvent
 from ...runtime.cluster.state import RATES
 from ...runtime.errors import (
     BadRecord,
@@ -27,7 +28,6 @@ from ...runtime.ownership import Appended, ChannelOwner, SyncPoint
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
 from ...runtime.rpc.server import Request
 from ..collection_reader import TABLE_ERRORS
-from ..flush_events import FlushEvent
 from ..local_owner import WritePart
 from ..metrics import lag_ms
 from ..node import Node

@@ -7,9 +7,9 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
+from ...runtime.catalog.flush_events import FlushEvent
 from ...runtime.errors import CollectionNotFound, Overloaded, Unavailable
 from ...runtime.log.names import pchannel_of
-from ..flush_events import FlushEvent
 
 
 class _Shard:

@@ -14,8 +14,8 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidewal.actors.flush_events import FlushEvent
 from tidewal.runtime.catalog.cuts import Cut, CutEnd
+from tidewal.runtime.catalog.flush_events import FlushEvent
 from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import BadRecord, FormatTooNew
 from tidewal.runtime.log.heartbeats import Announcement, announcements, heartbeat

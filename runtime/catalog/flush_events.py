@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import msgpack
 
-from ..runtime.errors import BadRecord, check_version
-from ..runtime.log.record import DECODE_ERRORS, Record, RecordType
+from ..errors import BadRecord, check_version
+from ..log.record import DECODE_ERRORS, Record, RecordType
 
 VERSION = 1
 
