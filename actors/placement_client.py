@@ -18,7 +18,7 @@ class PlacementClient:
     is not there, or cannot be what it is to be."""
 
     def __init__(self, client: Client) -> None:
-        self._rpc = client._rpc  # pyright: ignore[reportPrivateUsage]
+        self._rpc = client._rpc  # pyright: ignore[reportPrivateUsage] -- it asks in the client's name, beside it
 
     async def cordon(self, node: str) -> str:
         """Let a node, by name or incarnation, get no more channels, also after a restart; returns its name."""

@@ -26,7 +26,7 @@ from .groups import rows as group_rows
 from .inspect_cluster import cluster
 from .logging_setup import logged
 from .open_log import LogUrl, Prefix, catalog_of, shown_time, stored
-from .results import AsJson, print_rows
+from .results import AsJson, print_titled
 
 CHANNEL_COLUMNS = ("name", "acks", "first id", "latest id", "entries", "bytes")
 COLLECTION_COLUMNS = ("name", "id", "state", "shards", "key", "fields")
@@ -182,12 +182,7 @@ def _print(found: dict[str, Any], beyond: Inspection | None) -> None:
         ("leases", LEASE_COLUMNS, [{**each, "owner": each["owner"] or "released"} for each in found["leases"]]),
         ("cuts", CUT_COLUMNS, found["cuts"]),
     ):
-        typer.echo(title)
-        if rows:
-            print_rows(columns, rows)
-        else:
-            typer.echo("  none")
-        typer.echo()
+        print_titled(title, columns, rows)
 
 
 def _channel_row(channel: dict[str, Any]) -> dict[str, object]:

@@ -22,7 +22,7 @@ from .connect import over_log
 from .logging_setup import logged
 from .one_line import one_line
 from .open_log import LogUrl, Prefix, shown_time
-from .results import AsJson, plain, print_rows
+from .results import AsJson, plain, print_titled
 from .stored_cluster import StoredCluster, cluster_of
 
 CLOCKS_APART_S = 30.0  # a member that was killed has reported its clock last up to a lease and some ago
@@ -219,20 +219,12 @@ def _how_it_ended(found: StoredCluster, incarnation: str) -> str:
 def _print(found: dict[str, Any]) -> None:
     typer.echo(f"cluster  {one_line(found['cluster'] or 'without an id')}\n")
     ended = found["ended"]
-    for title, columns, rows in (
-        ("leader", LEADER_COLUMNS, [found["leader"]] if found["leader"] else []),
-        ("members", MEMBER_COLUMNS, [_member_row(each) for each in found["members"]]),
-        ("ended", ENDED_COLUMNS, ended[:ENDED_SHOWN]),
-        ("pchannels", PCHANNEL_COLUMNS, [_pchannel_row(each) for each in found["pchannels"]]),
-    ):
-        typer.echo(title)
-        if rows:
-            print_rows(columns, rows)
-        else:
-            typer.echo("  none")
-        if title == "ended" and len(ended) > ENDED_SHOWN:
-            typer.echo(f"  and {len(ended) - ENDED_SHOWN} before: --json has them")
-        typer.echo()
+    before = len(ended) - ENDED_SHOWN
+    print_titled("leader", LEADER_COLUMNS, [found["leader"]] if found["leader"] else [])
+    print_titled("members", MEMBER_COLUMNS, [_member_row(each) for each in found["members"]])
+    more = [f"and {before} before: --json has them"] if before > 0 else []
+    print_titled("ended", ENDED_COLUMNS, ended[:ENDED_SHOWN], *more)
+    print_titled("pchannels", PCHANNEL_COLUMNS, [_pchannel_row(each) for each in found["pchannels"]])
     typer.echo("conditions")
     for condition in found["conditions"] or ["none"]:
         typer.echo(f"  {one_line(condition)}")

@@ -15,7 +15,7 @@ from .connect import over_client
 from .logging_setup import logged
 from .one_line import one_line
 from .open_log import NodeUrl, Prefix
-from .results import AsJson, print_rows
+from .results import AsJson, print_titled
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node: its name, or its incarnation.")]
 Channel = Annotated[str, typer.Argument(metavar="CHANNEL", help="The pchannel.")]
@@ -130,22 +130,15 @@ def _print(found: dict[str, Any]) -> None:
         {"node": name, "channels": count, "state": wishes["nodes"].get(name)} for name, count in found["nodes"].items()
     ]
     typer.echo(f"balance is {'on' if wishes['balance'] else 'off'}\n")
-    _table("nodes", ("node", "channels", "state"), rows)
-    _table("pins", ("channel", "node"), [{"channel": name, "node": node} for name, node in wishes["pins"].items()])
-    _table("moving", ("channel", "from", "to"), found["moving"])
+    print_titled("nodes", ("node", "channels", "state"), rows)
+    print_titled(
+        "pins", ("channel", "node"), [{"channel": name, "node": node} for name, node in wishes["pins"].items()]
+    )
+    print_titled("moving", ("channel", "from", "to"), found["moving"])
     if "moves" in found:
-        _table("would move", MOVE_COLUMNS, found["moves"])
+        print_titled("would move", MOVE_COLUMNS, found["moves"])
     typer.echo("conditions")
     for condition in found["conditions"]:
         typer.echo(f"  {one_line(condition['what'])}: {one_line(condition['subject'])}")
     if not found["conditions"]:
         typer.echo("  none")
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    typer.echo(title)
-    if rows:
-        print_rows(columns, rows)
-    else:
-        typer.echo("  none")
-    typer.echo()

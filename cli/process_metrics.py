@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -152,6 +153,13 @@ async def _health_of(port: int) -> dict[str, object]:
     if not isinstance(said, dict):
         raise ValueError("/healthz answers no object")
     return {**said, "ok": status == HTTPStatus.OK}
+
+
+def free_port() -> int:
+    """A port of loopback that is free now. Another program may take it before it is listened to."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 async def fetch(port: int, path: str) -> tuple[int, bytes]:

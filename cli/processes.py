@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..runtime.waiting import ended
 from .addresses import Addresses, print_addresses
 from .child_process import ChildProcess, Command, Pause, python_command
 from .logging_setup import LogFormat, LogLevel, configure, failures_as_lines
-from .process_metrics import HOST, MergedMetrics, ProcessesServer
+from .process_metrics import HOST, MergedMetrics, ProcessesServer, free_port
 from .role_groups import RoleGroup, divide_roles, stopping_order
 
 _log = logging.getLogger("tidewal.processes")
@@ -173,9 +172,7 @@ class ProcessSupervisor:
         the process fails then, and is started again with another one."""
         taken = {child.metrics_port for child in self.children.values()}
         while True:
-            with socket.socket() as probe:
-                probe.bind((HOST, 0))
-                port = int(probe.getsockname()[1])
+            port = free_port()
             if port not in taken:
                 return port
 

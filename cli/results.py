@@ -52,6 +52,17 @@ def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, 
     console.print(table)
 
 
+def print_titled(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, object]], *more: str) -> None:
+    """Print a title, the table of `rows` below it, "none" where there are no rows, and `more` lines; then an empty
+    line."""
+    typer.echo(title)
+    if rows:
+        print_rows(columns, rows)
+    for line in more if rows else ("none",):
+        typer.echo(f"  {line}")
+    typer.echo()
+
+
 def _cell(value: object) -> str:
     if value is None:
         return "-"

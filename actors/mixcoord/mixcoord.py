@@ -80,7 +80,7 @@ class MixCoord(Role):
             on_granted=assigned.inc,
             on_evicted=node.metrics.counter("mixcoord_eviction_total").inc,
         )
-        self._placement = Placement(node, self.catalog, self._coordinator.view, lambda: self.catalog.catalog.pchannels)
+        self._placement = Placement(node, self.catalog, self._coordinator.view)
 
     def handlers(self) -> dict[str, Method]:
         return {

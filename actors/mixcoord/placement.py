@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...runtime.catalog.catalog_log import CatalogLog
@@ -28,16 +28,10 @@ MOVE_DEADLINE_S = 8.0  # below that of a client's call
 
 
 class Placement:
-    """The methods of the leader for operators. `view` is what it has read, `channels` are those of all collections."""
+    """The methods of the leader for operators. `view` is what it has read."""
 
-    def __init__(
-        self,
-        node: Node,
-        catalog: CatalogLog,
-        view: Callable[[], ClusterView],
-        channels: Callable[[], Iterable[str]],
-    ) -> None:
-        self._node, self._catalog, self._view, self._channels = node, catalog, view, channels
+    def __init__(self, node: Node, catalog: CatalogLog, view: Callable[[], ClusterView]) -> None:
+        self._node, self._catalog, self._view = node, catalog, view
         self._wishing = asyncio.Lock()  # each set of wishes rests on the one before
 
     def handlers(self) -> dict[str, Method]:
@@ -129,7 +123,7 @@ class Placement:
     async def _placement(self, _: Request) -> Answer:
         """The wishes, how many channels each node has, what moves, and what would move for balance."""
         channels, members = self._catalog.catalog.channels, self._cluster.members
-        plan = assign_channels(self._view(), self._channels(), balance=True, moves_max=len(channels))
+        plan = assign_channels(self._view(), self._catalog.catalog.pchannels, balance=True, moves_max=len(channels))
         owned = Counter(state.owner for state in channels.values())
         return {
             "nodes": {each.name: owned[each.incarnation] for each in self._cluster.with_role(STREAMING_NODE)},

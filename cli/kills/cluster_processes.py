@@ -8,12 +8,11 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...runtime.errors import Unavailable
-from ..process_metrics import HOST, fetch
+from ..process_metrics import fetch, free_port
 from .node_process import NodeProcess
 
 READY_WITHIN_S = 120.0
@@ -86,7 +85,7 @@ class SupervisedProcesses(ClusterProcesses):
     def __init__(
         self, processes: int, options: Sequence[str], environment: Mapping[str, str], home: Path, *, name: str = "node"
     ) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self._size = processes
         self._pids: dict[str, int] = {}
         of_all = ["--processes", str(processes), "--metrics-port", str(self._port)]
@@ -113,9 +112,3 @@ class SupervisedProcesses(ClusterProcesses):
     def send(self, name: str, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[name], number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -198,9 +198,7 @@ class ChannelOwner:
             if own is None or not own.open:
                 raise Unavailable(f"this node does not own {channel} yet, or any more", channel=channel)
             own.open = False  # for appends, syncs, ticks and heartbeats
-        while self._awaits(own):
-            self._calls.called.clear()
-            await self._calls.called.wait()
+        await self._wait_while(lambda: own.undecided and not own.stalled)
         if own.unsaved and not own.stalled:
             with suppress(TidewalError):  # then the next owner reads more
                 await self._snapshots.store_last(own, self._promised())
@@ -420,9 +418,7 @@ class ChannelOwner:
         """Wait until everything in flight is decided, store a last tick (`tick_everywhere`: in every channel), stop.
         Appends of unknown outcome end with `DeadlineExceeded`. Returns the highest timestamp this owner has given out
         or promised: the limit that its successor must pass."""
-        while self._awaited():
-            self._calls.called.clear()
-            await self._calls.called.wait()
+        await self._wait_while(self._appends.awaited)
         if not self._closed:
             try:
                 await self.tick_now(everywhere=tick_everywhere)
@@ -435,13 +431,14 @@ class ChannelOwner:
             self._appends.fail_undecided()
             return self._clock.last
 
-    def _awaits(self, own: OwnedChannel) -> bool:
-        with self._lock:
-            return own.undecided and not own.stalled
-
-    def _awaited(self) -> bool:
-        with self._lock:
-            return self._appends.awaited()
+    async def _wait_while(self, awaited: Callable[[], bool]) -> None:
+        """Return once `awaited`, which is called under the lock, is false: looked at after each answer of the log."""
+        while True:
+            with self._lock:
+                if not awaited():
+                    return
+            self._calls.called.clear()
+            await self._calls.called.wait()
 
 
 def _everywhere(outcomes: Sequence[BatchOutcome | None]) -> bool:

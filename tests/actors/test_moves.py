@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,13 @@ pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
 
 MOVED_S = 0.3
 SETTLED_S = 5.0  # a lease, and until all have reported
+
+
+async def until(happened: Callable[[], bool], bound_s: float = 10) -> None:
+    """Wait for what the nodes do by themselves."""
+    async with asyncio.timeout(bound_s):
+        while not happened():  # noqa: ASYNC110 -- the catalogs are those of other processes
+            await asyncio.sleep(0.1)
 
 
 async def test_channels_move_under_traffic_and_nothing_is_lost_or_doubled(three: Nodes) -> None:  # noqa: F811
@@ -76,9 +84,7 @@ async def test_a_node_that_joins_gets_its_part(three: Nodes) -> None:  # noqa: F
                 await client.create_collection(replace(PEOPLE, name=f"people{number}"), shards=2)
         await asyncio.sleep(SETTLED_S)
         await three.start("d")
-        async with asyncio.timeout(20):
-            while "d" not in three.owners().values():  # noqa: ASYNC110 -- moves have no event here
-                await asyncio.sleep(0.1)
+        await until(lambda: "d" in three.owners().values(), 20)
         await asyncio.sleep(10)
         counts = Counter(three.owners().values())
         assert max(counts.values()) - min(counts.values()) <= 2, counts
@@ -100,9 +106,7 @@ async def test_a_node_is_drained_and_gets_nothing_until_it_is_uncordoned(three: 
         assert name not in three.owners().values()
         assert (await cluster.placement())["wishes"]["nodes"] == {name: "drained"}
         await cluster.uncordon(name)
-        async with asyncio.timeout(20):
-            while name not in three.owners().values():  # noqa: ASYNC110 -- moves have no event here
-                await asyncio.sleep(0.1)
+        await until(lambda: name in three.owners().values(), 20)
     await traffic.check()
 
 
@@ -113,9 +117,7 @@ async def test_a_pin_holds_and_another_node_has_the_channel_while_that_one_is_aw
         channel = min(three.owners())
         for node in "ab":
             await cluster.pin(channel, node)
-            async with asyncio.timeout(10):
-                while three.owners()[channel] != node:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            await until(lambda node=node: three.owners()[channel] == node)
         error = await error_of(cluster.move(channel, "c"))
         assert isinstance(error, InvalidRequest)
         assert "is pinned to b" in str(error)
@@ -123,9 +125,7 @@ async def test_a_pin_holds_and_another_node_has_the_channel_while_that_one_is_aw
         await client.insert("people", [{"id": n, "name": "x", "height": 1.0} for n in range(50)], deadline_s=30)
         assert three.owners()[channel] != "b"
         await three.start("b")
-        async with asyncio.timeout(10):
-            while three.owners()[channel] != "b":  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until(lambda: three.owners()[channel] == "b")
 
 
 async def test_what_cannot_be_is_refused_with_what_to_do(three: Nodes) -> None:  # noqa: F811
