@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -36,7 +36,7 @@ from ..runtime.rpc.protocol import Params, Reply
 from .querynode.filter_params import FilterParams, parameters_named, with_values
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
-from .querynode.view import OrderBy
+from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
@@ -47,6 +47,7 @@ AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 FLUSH_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 STATUS_DEADLINE_S = 5.0
+PAGE_ROWS = 1_000  # of an iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,10 @@ class Client:
 
     Consistency of a query: `strong` sees every write acknowledged before it began, anywhere; `session` this
     client's own writes; `bounded` (the default) nothing older than `common.gracefulTime` (5 s); `eventually`
-    waits only for what was there when the node started.
+    waits only for what was there when the node started. With `at` a query reads the rows as they were at that time
+    instead: the `ts` of a write, the time of a cut, or the `tsafe` of another answer, so that several queries see one
+    state. Of the last 10 s (`queryNode.retentionDuration`) memory has all rows; older times are read from the
+    collection's table, which takes as long as loading it.
     """
 
     @checked
@@ -330,6 +334,7 @@ class Client:
         order_by: Sequence[tuple[str, bool]] = (),
         limit: int | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending).
@@ -341,7 +346,59 @@ class Client:
         ordered = tuple(OrderBy(*each) for each in order_by)
         asked = QueryRequest(with_values(filter, filter_params), names, ordered, limit)
         with parameters_named(filter, filter_params):
-            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+            return await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
+
+    @checked
+    def query_iterator(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        filter_params: FilterParams | None = None,
+        columns: Sequence[str] | None = None,
+        batch_size: int = PAGE_ROWS,
+        limit: int | None = None,
+        consistency: Consistency = "bounded",
+        at: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> AsyncIterator[QueryResult]:
+        """The rows for which `filter` holds, in pages of `batch_size` and in the order of their keys, `limit` at most:
+        `async for page in client.query_iterator(…)`. All pages are of one time, that of the first (`tsafe`) or `at`,
+        whatever is written and whichever nodes fail meanwhile; no node remembers the iterator. `deadline_s` is for each
+        page. The other parameters and the errors are those of `query`."""
+        if batch_size < 1:
+            raise InvalidRequest(f"a page has one row at least, not {batch_size}")
+        check_limit(limit)
+        asked = with_values(filter, filter_params)
+
+        async def pages() -> AsyncGenerator[QueryResult]:
+            known = self._collections.get(collection)
+            schema = (known or await self.describe_collection(collection, deadline_s=deadline_s)).schema
+            key, left, after, time = schema.primary_key, limit, asked, at
+            fetched = None if columns is None else list(dict.fromkeys([*columns, key]))
+            while left is None or left > 0:
+                rows = batch_size if left is None else min(batch_size, left)
+                with parameters_named(filter, filter_params):
+                    page = await self.query(
+                        collection,
+                        after,
+                        columns=fetched,
+                        order_by=[(key, True)],
+                        limit=rows,
+                        consistency=consistency,
+                        at=time,
+                        deadline_s=deadline_s,
+                    )
+                found, time = page.table.num_rows, page.tsafe
+                if found:
+                    yield page if columns is None else replace(page, table=page.table.select(list(columns)))
+                if found < rows:
+                    return
+                behind = with_values(f"{key} > {{after}}", {"after": page.table.column(key)[-1].as_py()})
+                after = behind if asked is None else f"({asked}) and {behind}"
+                left = None if left is None else left - found
+
+        return pages()
 
     @checked
     async def count(
@@ -351,12 +408,13 @@ class Client:
         *,
         filter_params: FilterParams | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> int:
         """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
         asked = QueryRequest(with_values(filter, filter_params), count=True)
         with parameters_named(filter, filter_params):
-            answer = await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+            answer = await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
         return cast(int, answer.table.column(COUNT_COLUMN)[0].as_py())
 
     @checked
@@ -367,6 +425,7 @@ class Client:
         *,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The rows of `keys`; a key that is not there has no row."""
@@ -375,7 +434,7 @@ class Client:
             body = cast(bytes, msgpack.packb(_listed(keys)))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"keys are integers or strings: {error}") from None
-        return await self._ask("get", collection, consistency, deadline_s, params, body)
+        return await self._ask("get", collection, consistency, at, deadline_s, params, body)
 
     @checked
     async def search(
@@ -390,6 +449,7 @@ class Client:
         filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
@@ -401,31 +461,46 @@ class Client:
             raise InvalidRequest(f"a search takes one vector, a list of numbers: {error}") from None
         asked = SearchRequest(column, numbers, metric, top_k, with_values(filter, filter_params), names)
         with parameters_named(filter, filter_params):
-            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire()})
+            return await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
 
     @checked
     async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
         """How many row versions were applied, and how many rows there are."""
-        reply = await self._call("stats", collection, consistency, DEADLINE_S, {})
+        reply = await self._call("stats", collection, consistency, None, DEADLINE_S, {})
         return Stats(reply.values["versions"], reply.values["rows"], reply.values["tsafe"])
 
     async def _ask(
-        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
+        self,
+        method: str,
+        collection: str,
+        consistency: str,
+        at: int | None,
+        deadline_s: float,
+        params: Params,
+        body: bytes = b"",
     ) -> QueryResult:
-        reply = await self._call(method, collection, consistency, deadline_s, params, body)
+        reply = await self._call(method, collection, consistency, at, deadline_s, params, body)
         with pa.ipc.open_stream(pa.py_buffer(reply.body)) as reader:
             table = reader.read_all()
         values: Mapping[str, Any] = reply.values
         return QueryResult(table, values["tsafe"], values["age_ms"], values["waited_ms"], values["took_ms"])
 
     async def _call(
-        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
+        self,
+        method: str,
+        collection: str,
+        consistency: str,
+        at: int | None,
+        deadline_s: float,
+        params: Params,
+        body: bytes = b"",
     ) -> Reply:
         full = {
             **params,
             "collection": collection,
             "consistency": consistency,
             "session_ts": self._session.get(collection, 0),
+            "at": at,
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
 

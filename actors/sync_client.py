@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from ..runtime.rpc.protocol import Params
 from .client import (
     DEADLINE_S,
     FLUSH_DEADLINE_S,
+    PAGE_ROWS,
     READY_DEADLINE_S,
     STATUS_DEADLINE_S,
     Client,
@@ -163,6 +164,7 @@ class SyncClient:
         order_by: Sequence[tuple[str, bool]] = (),
         limit: int | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The rows for which `filter` (Milvus' syntax) holds. `order_by` lists (column, ascending).
@@ -178,9 +180,42 @@ class SyncClient:
             order_by=order_by,
             limit=limit,
             consistency=consistency,
+            at=at,
             deadline_s=deadline_s,
         )
         return self._wait(asked)
+
+    def query_iterator(
+        self,
+        collection: str,
+        filter: str | None = None,
+        *,
+        filter_params: FilterParams | None = None,
+        columns: Sequence[str] | None = None,
+        batch_size: int = PAGE_ROWS,
+        limit: int | None = None,
+        consistency: Consistency = "bounded",
+        at: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Iterator[QueryResult]:
+        """The rows for which `filter` holds, in pages of `batch_size` and in the order of their keys, `limit` at most,
+        all of one time: `for page in client.query_iterator(…)`."""
+        pages = self._client.query_iterator(
+            collection,
+            filter,
+            filter_params=filter_params,
+            columns=columns,
+            batch_size=batch_size,
+            limit=limit,
+            consistency=consistency,
+            at=at,
+            deadline_s=deadline_s,
+        )
+
+        async def following() -> QueryResult | None:
+            return await anext(pages, None)
+
+        return iter(lambda: self._wait(following()), None)
 
     def count(
         self,
@@ -189,11 +224,12 @@ class SyncClient:
         *,
         filter_params: FilterParams | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> int:
         """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
         asked = self._client.count(
-            collection, filter, filter_params=filter_params, consistency=consistency, deadline_s=deadline_s
+            collection, filter, filter_params=filter_params, consistency=consistency, at=at, deadline_s=deadline_s
         )
         return self._wait(asked)
 
@@ -204,11 +240,12 @@ class SyncClient:
         *,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The rows of `keys`; a key that is not there has no row."""
         return self._wait(
-            self._client.get(collection, keys, columns=columns, consistency=consistency, deadline_s=deadline_s)
+            self._client.get(collection, keys, columns=columns, consistency=consistency, at=at, deadline_s=deadline_s)
         )
 
     def search(
@@ -223,6 +260,7 @@ class SyncClient:
         filter_params: FilterParams | None = None,
         columns: Sequence[str] | None = None,
         consistency: Consistency = "bounded",
+        at: int | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The `top_k` rows nearest to `vector` among those for which `filter` holds, the nearest first, with a column
@@ -237,6 +275,7 @@ class SyncClient:
             filter_params=filter_params,
             columns=columns,
             consistency=consistency,
+            at=at,
             deadline_s=deadline_s,
         )
         return self._wait(asked)

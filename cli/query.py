@@ -31,6 +31,11 @@ class Freshness(StrEnum):
 Columns = Annotated[str, typer.Option(help="The columns to print, by comma; all by default.")]
 Consistency = Annotated[Freshness, typer.Option(help="strong sees every write acknowledged before it began.")]
 
+At = Annotated[
+    int | None,
+    typer.Option(min=1, help="Read the rows as they were at this time, that of a write, a cut or an answer."),
+]
+
 
 @logged
 def query(
@@ -42,6 +47,7 @@ def query(
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
     count: Annotated[bool, typer.Option("--count", help="Print only how many rows there are.")] = False,
     consistency: Consistency = Freshness.strong,
+    at: At = None,
     as_json: AsJson = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
@@ -51,7 +57,9 @@ def query(
     """
     if count:
         number = over_client(
-            url, prefix, lambda client: client.count(collection, expression or None, consistency=consistency.value)
+            url,
+            prefix,
+            lambda client: client.count(collection, expression or None, consistency=consistency.value, at=at),
         )
         typer.echo(json.dumps({"count": number}) if as_json else str(number))
         return
@@ -65,6 +73,7 @@ def query(
             order_by=[(name.removeprefix("-"), not name.startswith("-")) for name in listed(order_by) or ()],
             limit=limit,
             consistency=consistency.value,
+            at=at,
         ),
     )
     print_result(result, as_json=as_json)

@@ -13,7 +13,7 @@ from ..runtime.log.names import DEFAULT_PREFIX
 from .connect import CollectionName, over_client
 from .logging_setup import logged
 from .open_log import NodeUrl, Prefix
-from .query import Columns, Consistency, Freshness, listed, print_result
+from .query import At, Columns, Consistency, Freshness, listed, print_result
 from .results import AsJson
 
 
@@ -36,6 +36,7 @@ def search(
     filter: Annotated[str, typer.Option(help="Only rows for which this filter holds.")] = "",
     columns: Columns = "",
     consistency: Consistency = Freshness.strong,
+    at: At = None,
     as_json: AsJson = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
@@ -56,6 +57,7 @@ def search(
             filter=filter or None,
             columns=listed(columns),
             consistency=consistency.value,
+            at=at,
         ),
     )
     print_result(result, as_json=as_json)

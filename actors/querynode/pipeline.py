@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -22,11 +22,12 @@ from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, rows_of
 from ..datanode.delta_errors import storage_errors
 from ..datanode.log_reader import read_current_at
-from ..datanode.wal_identity import open_own_table
+from ..datanode.log_table import LogTable
+from ..datanode.wal_identity import OwnTable, open_own_table
 from ..metrics import ScanMetrics, lag_ms
 from .metrics import watch_rows
+from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
-from .view import ShardView
 
 SYNC_DEADLINE_S = 60.0  # the client has a deadline of its own
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
@@ -40,7 +41,8 @@ class RowPipeline:
     dropped or the node started again.
     """
 
-    def __init__(self, role: CollectionReaderRole, collection: Collection, memory: RowMemory) -> None:
+    def __init__(self, role: CollectionReaderRole, collection: Collection, memory: RowMemory, past: PastRows) -> None:
+        """The rows count in `memory`, as do those of earlier times in `past`."""
         self.collection = collection
         self.tsafe: int = 0
         self._role = role
@@ -51,7 +53,10 @@ class RowPipeline:
         self._syncing: asyncio.Task[int] | None = None
         self._sync_again: asyncio.Task[int] | None = None
         self._stream = open_stream(role, collection, 0)
-        self._stores = {vchannel: RowStore(collection.schema, memory) for vchannel in collection.vchannels}
+        self._memory = memory
+        self._past = past
+        window_ms = round(role.node.settings.query_node.retention_duration * 1000)
+        self._stores = {vchannel: RowStore(collection.schema, memory, window_ms) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
         self._scan: ScanMetrics | None = None  # of the stream, once it is read
         unserved_since = max(role.started_ts, collection.created_ts)  # however often the tables are loaded again
@@ -94,17 +99,41 @@ class RowPipeline:
         with storage_errors(location):
             if not location.exists():
                 return 0, []
-        opening = partial(open_own_table, location, self.collection, self._node.wal.name)
-        log, time, positions = await self._node.blocking(opening)
-        for vchannel in self.collection.vchannels if time else ():
-            store = self._stores[vchannel]
+        log, time, positions = await self._open_table()
+        if time:
+            await self._fill(self._stores, log, time)
+        for store in self._stores.values():
+            store.advance(time)
+        return time, positions
+
+    async def _open_table(self) -> OwnTable:
+        location = self._node.tables.table(self.collection.name, LOG)
+        return await self._node.blocking(partial(open_own_table, location, self.collection, self._node.wal.name))
+
+    async def _fill(self, stores: Mapping[str, RowStore], log: LogTable, time: int) -> None:
+        """Apply the rows that were there at `time`."""
+        for vchannel, store in stores.items():
             current = await self._node.blocking(partial(read_current_at, log, time, vchannels=[vchannel]))
             while (batch := await self._node.blocking(partial(next, current.batches, None))) is not None:
                 for slice in _sliced(self._as_upserts(batch)):
                     store.apply(slice)
                     await asyncio.sleep(0)
             store.versions.update(current.counts)  # of each key only the newest was loaded, yet all count as applied
-        return time, positions
+
+    async def _load_past(self, time: int) -> list[RowStore]:
+        """The rows that were there at `time`, from the table, once that has them."""
+        log, stored, _ = await self._open_table()
+        if stored < time:
+            await self._role.owners.flush(self.collection)
+            log = (await self._open_table()).log
+        stores = {vchannel: RowStore(self.collection.schema, self._memory) for vchannel in self._stores}
+        try:
+            await self._fill(stores, log, time)
+        except BaseException:
+            for store in stores.values():
+                store.release()
+            raise
+        return list(stores.values())
 
     def _as_upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the table as rows of the log."""
@@ -125,20 +154,22 @@ class RowPipeline:
             if record.type is RecordType.ROWS:
                 rows = rows_of(self._role, self.collection, record)
                 if rows is not None:
-                    self._stores[record.vchannel].apply(rows)
+                    self._stores[record.vchannel].apply(rows, record.ts)
                     since_pause += rows.num_rows
             applied = record.ts
         self._advance(pack.end_ts)
         for store in self._stores.values():
+            store.advance(self.tsafe)
             store.maintain()
+        self._past.expire()
 
-    def views(self) -> list[ShardView]:
-        """Views of all shards as of `tsafe`, to be read before anything else runs on the loop."""
-        return [store.view() for store in self._stores.values()]
-
-    def snapshots(self) -> list[ShardView]:
-        """Views of all shards as of `tsafe` that another thread may read."""
-        return [store.snapshot() for store in self._stores.values()]
+    async def stores_at(self, at: int | None) -> Sequence[RowStore]:
+        """The row stores of all shards to be read at the time `at`, which has been waited for: from the table, where
+        memory does not have that time any more. Raises what is wrong with the table, and `MemoryLimitExceeded`."""
+        if at is None or all(store.begins <= at for store in self._stores.values()):
+            return self.stores
+        with storage_errors(self._node.tables.table(self.collection.name, LOG)):
+            return await self._past.stores(self.collection.id, at, partial(self._load_past, at))
 
     @property
     def stores(self) -> list[RowStore]:
@@ -183,6 +214,7 @@ class RowPipeline:
 
     def _fail(self, error: TidewalError) -> None:
         self._failure = self._failure or error
+        self._past.forget(self.collection.id)
         for store in self._stores.values():
             store.release()
         self._stores = {vchannel: RowStore(self.collection.schema, RowMemory(0)) for vchannel in self._stores}

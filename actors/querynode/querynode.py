@@ -22,6 +22,7 @@ from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole
 from ..node import Node
 from ..requests import Answer, Method, Number
+from .past_rows import PastRows
 from .pipeline import RowPipeline
 from .query import Request as Asked
 from .query import from_wire, run
@@ -30,15 +31,18 @@ from .row_store import RowMemory
 # A collection up to this size is scanned on the loop, in some ms; a larger one on a snapshot and on a thread, which
 # must acquire Python's lock from a busy loop again and again (measured under full write load: 6 ms become 30).
 ON_LOOP_BYTES_MAX = 128 * 1024 * 1024
+AHEAD_MS = 10_000  # so far ahead of the log a time to read at may lie: another node may have told it
 EVENTS_INTERVAL_S = 1.0
 EVENTS_PENDING_MAX = 10_000
 
 
 class FreshParams(TypedDict):
-    """A collection and the freshness of its result. `session_ts` is the time of the client's last write."""
+    """A collection and the freshness of its result. `session_ts` is the time of the client's last write. With `at` the
+    result is as of that time, whatever the consistency."""
 
     collection: str
     consistency: Literal["strong", "session", "bounded", "eventually"]
+    at: NotRequired[Number | None]
     session_ts: NotRequired[Number]
     staleness_ms: NotRequired[Number]
 
@@ -63,7 +67,8 @@ class QueryNode(CollectionReaderRole):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._events: list[Params] = []
-        self._memory = RowMemory(node.settings.query_node.memory_limit_bytes)
+        self._past = PastRows(self._now_s)
+        self._memory = RowMemory(node.settings.query_node.memory_limit_bytes, self._past.reclaim)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -80,7 +85,7 @@ class QueryNode(CollectionReaderRole):
         self.spawn_task(self._publish_events(), name="query events")
 
     def pipeline(self, collection: Collection) -> RowPipeline:
-        return RowPipeline(self, collection, self._memory)
+        return RowPipeline(self, collection, self._memory, self._past)
 
     def _now_s(self) -> float:
         return self.node.clock.clock.monotonic()
@@ -88,24 +93,25 @@ class QueryNode(CollectionReaderRole):
     # ---- queries ----------------------------------------------------------------------------------------------------
 
     async def _query(self, request: Request) -> Answer:
-        asked = request.params["request"]
+        asked, at = request.params["request"], request.params.get("at")
         pipeline, waited_ms = await self._fresh(request.params)
         started = self._now_s()
-        tsafe = pipeline.tsafe
-        if sum(store.bytes for store in pipeline.stores) <= ON_LOOP_BYTES_MAX:
-            table = run(pipeline.views(), asked)
+        stores = await pipeline.stores_at(at)
+        tsafe = pipeline.tsafe if at is None else at
+        if sum(store.bytes for store in stores) <= ON_LOOP_BYTES_MAX:
+            table = run([store.view(at) for store in stores], asked)
         else:
-            table = await self.node.blocking(partial(run, pipeline.snapshots(), asked))
+            table = await self.node.blocking(partial(run, [store.snapshot(at) for store in stores], asked))
         return self._answer_with(request, table, pipeline, tsafe, waited_ms, started)
 
     async def _get(self, request: Request) -> Answer:
-        keys = _keys(request.body)
+        keys, at = _keys(request.body), request.params.get("at")
         pipeline, waited_ms = await self._fresh(request.params)
         _check_keys(keys, pipeline.collection)
         started = self._now_s()
         columns = request.params.get("columns")
-        table = pa.concat_tables([store.get(keys, columns) for store in pipeline.stores])
-        return self._answer_with(request, table, pipeline, pipeline.tsafe, waited_ms, started)
+        table = pa.concat_tables([store.get(keys, columns, at) for store in await pipeline.stores_at(at)])
+        return self._answer_with(request, table, pipeline, pipeline.tsafe if at is None else at, waited_ms, started)
 
     async def _stats(self, request: Request) -> Answer:
         """Row versions applied by operation, and current rows."""
@@ -148,6 +154,9 @@ class QueryNode(CollectionReaderRole):
 
     async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
         """The timestamp up to which the result must reflect the log."""
+        at: int | None = params.get("at")
+        if at is not None:
+            return await self._snapshot_time(pipeline, at)
         consistency = params["consistency"]
         if consistency == "strong":
             return await pipeline.present()
@@ -162,6 +171,17 @@ class QueryNode(CollectionReaderRole):
             staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
             return add_ms(self.node.clock.now(), -staleness_ms)
         return 1  # eventually: at least what the table and the log held when this node started
+
+    async def _snapshot_time(self, pipeline: RowPipeline, at: int) -> int:
+        """The time `at`, if it lies between the collection's creation and now."""
+        collection = pipeline.collection
+        if at < collection.created_ts:
+            raise InvalidRequest(
+                f"at {at} there was no collection {collection.name}: it was created at {collection.created_ts}"
+            )
+        if at > pipeline.tsafe and at > add_ms(await pipeline.present(), AHEAD_MS):  # sooner than the next tick
+            raise InvalidRequest(f"at {at} lies ahead of the log: give the time of an answer, of a write, or of a cut")
+        return at
 
     def _granted_to(self, collection: Collection) -> int:
         """The highest timestamp that a write to the collection may have: the clock of a new owner passes it only once

@@ -2,19 +2,26 @@
 
 Every row gets a number when it is applied and keeps it. A chunk knows the numbers of its rows (ascending), so
 chunks can lose their dead rows and merge with their neighbours without touching the dictionary.
+
+Rows that were replaced or deleted stay for a window of time, and each batch is remembered with the numbers of the rows
+that it has ended. So the store can be read as it was at any time of the window: without the rows that came later, whose
+numbers are higher, and with those that ended later.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from ...runtime.clock import add_ms
 from ...runtime.errors import BadRecord, MemoryLimitExceeded
 from ...runtime.rows.schema import OP_COLUMN, CollectionSchema, Op
 from .view import Mask, RowChunk, ShardView, checked_columns, indices_of
@@ -26,21 +33,25 @@ SMALL_ROWS: Final = 8_192
 SMALL_CHUNKS: Final = 16  # that many small neighbours merge into one
 MAX_CHUNKS_BEHIND: Final = 256  # with more chunks `apply` calls `maintain` itself
 INDEX_BYTES: Final = 160  # of a key beside its row: its string, its number, its slot in the dictionary
+CHANGE_BYTES: Final = 160  # of a batch that is remembered, beside the numbers of the rows that it has ended
 
 
 @dataclass(slots=True)
 class _OpenChunk:
-    """A chunk of the store: `alive` changes in place, rows and numbers never do."""
+    """A chunk of the store: `alive` and `gone` change in place, rows and numbers never do. Rows that are gone are
+    dead for longer than the window, and may be dropped."""
 
     rows: pa.RecordBatch
     numbers: Numbers
     alive: Mask
     bytes: int
-    dead: int = 0
+    gone: Mask = field(init=False)
+    gone_count: int = field(init=False, default=0)
     first: int = field(init=False)
     dense: bool = field(init=False)  # numbers have no gaps
 
     def __post_init__(self) -> None:
+        self.gone = np.zeros(len(self.numbers), np.bool_)
         self.first = int(self.numbers[0])
         self.dense = int(self.numbers[-1]) - self.first + 1 == len(self.numbers)
 
@@ -48,29 +59,46 @@ class _OpenChunk:
         """The indices in the chunk of the rows with these numbers."""
         return numbers - self.first if self.dense else np.searchsorted(self.numbers, numbers)
 
-    def living(self) -> _OpenChunk:
-        """The chunk without its dead rows; at least one row must be alive."""
-        rows = self.rows.filter(pa.array(self.alive))
-        numbers = self.numbers[self.alive]
-        return _OpenChunk(rows, numbers, np.ones(len(numbers), np.bool_), rows.nbytes)
+    def kept(self) -> list[_OpenChunk]:
+        """The chunk without the rows that are gone; none where all are."""
+        if self.gone_count == len(self.numbers):
+            return []
+        kept = ~self.gone
+        rows = self.rows.filter(pa.array(kept))
+        return [_OpenChunk(rows, self.numbers[kept], self.alive[kept], rows.nbytes)]
+
+
+class _Change(NamedTuple):
+    """A batch of time `ts`: its rows have the numbers from `first` on, and it ended those with the numbers `ended`."""
+
+    ts: int
+    first: int
+    ended: Numbers
 
 
 class RowMemory:
-    """What all rows of a node may take together; `used` by now. Both in bytes."""
+    """What all rows of a node may take together; `used` by now. Both in bytes. `reclaim` is called before anything is
+    refused: it lets go of what can be had again."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, reclaim: Callable[[], None] = lambda: None) -> None:
         self.limit_bytes: int = limit_bytes
         self.used: int = 0
+        self.reclaim: Callable[[], None] = reclaim
 
 
 class RowStore:
     """The current rows of one shard, changed in log order by `apply`. Single-threaded, except that a `snapshot` may be
     read anywhere."""
 
-    def __init__(self, schema: CollectionSchema, memory: RowMemory) -> None:
-        """The rows count in `memory`, until `release`."""
+    def __init__(self, schema: CollectionSchema, memory: RowMemory, window_ms: int = 0) -> None:
+        """The rows count in `memory`, until `release`. The store can be read at any of the last `window_ms`, while
+        that memory suffices."""
         self.schema = schema
+        self.begins: int = 0  # the lowest time at which the store can be read
         self._memory = memory
+        self._window_ms = window_ms
+        self._changes: deque[_Change] = deque()  # later than `begins`
+        self._ended_bytes = 0  # of all `ended` of those
         self._counted = 0  # of `bytes`, in `memory`
         self.versions: dict[str, int] = {op.name.lower(): 0 for op in Op}  # rows ever applied, by operation
         self._index: dict[object, int] = {}
@@ -86,12 +114,12 @@ class RowStore:
 
     @property
     def bytes(self) -> int:
-        """Memory held: column data, dead rows included, and an estimate for the index."""
-        return self._row_bytes + len(self._index) * INDEX_BYTES
+        """Memory held: column data, dead rows included, and an estimate for the index and what is remembered."""
+        return self._row_bytes + len(self._index) * INDEX_BYTES + len(self._changes) * CHANGE_BYTES + self._ended_bytes
 
-    def apply(self, batch: pa.RecordBatch) -> None:
-        """Apply a batch of the log (all columns and `_op`): an insert or upsert replaces the row of its key, a delete
-        removes it; of several rows of one key the last wins. Every later query sees it.
+    def apply(self, batch: pa.RecordBatch, ts: int = 0) -> None:
+        """Apply a batch of the log of time `ts` (all columns and `_op`): an insert or upsert replaces the row of its
+        key, a delete removes it; of several rows of one key the last wins. Every later query sees it.
 
         Raises, with nothing applied: `MemoryLimitExceeded(limit="queryNode.memoryLimitBytes")`, `BadRecord` when the
         columns are not those of the schema.
@@ -111,8 +139,14 @@ class RowStore:
         rows = last.select(self.schema.arrow().names)
         size = rows.nbytes
         self._make_room(size + len(keys) * INDEX_BYTES if keys else 0)
-        self._replace(rows, keys, size)
-        self._remove(deletes)
+        first = self._next_number
+        ended = np.sort(np.array([*self._replace(rows, keys, size), *self._remove(deletes)], dtype=np.int64))
+        for at, part in self._by_chunk(ended):
+            self._chunks[at].alive[self._chunks[at].places(part)] = False
+        self._changes.append(_Change(ts, first, ended))
+        self._ended_bytes += ended.nbytes
+        if not self._window_ms:
+            self._forget(ts)
         self._count()
         for op in Op:
             self.versions[op.name.lower()] += int(counts[op])
@@ -120,31 +154,41 @@ class RowStore:
             self.maintain()
 
     def maintain(self) -> bool:
-        """Do one step of housekeeping (a few ms at most): drop the dead rows of a chunk that is more than half dead,
-        or merge small neighbours. Returns whether there was anything to do; call it while idle."""
+        """Do one step of housekeeping (a few ms at most): drop the rows that are gone of a chunk where those are more
+        than half, or merge small neighbours. Returns whether there was anything to do; call it while idle."""
         for at, chunk in enumerate(self._chunks):
-            if 2 * chunk.dead > len(chunk.numbers):
-                self._put(at, at + 1, [chunk.living()] if chunk.dead < len(chunk.numbers) else [])
+            if 2 * chunk.gone_count > len(chunk.numbers):
+                self._put(at, at + 1, chunk.kept())
                 return True
         run = self._small_neighbours()
         if run is None:
             return False
-        self._put(run[0], run[1], [_merged(self._chunks[run[0] : run[1]])])
+        self._put(run[0], run[1], _merged(self._chunks[run[0] : run[1]]))
         return True
 
-    def view(self) -> ShardView:
-        """The rows as they are; valid until the next `apply` or `maintain`."""
-        return ShardView(self.schema, tuple(RowChunk(each.rows, each.alive) for each in self._chunks))
+    def advance(self, time: int) -> None:
+        """Everything up to `time` is applied: what lies a window before it cannot be read any more."""
+        until = add_ms(time, -self._window_ms)
+        if until > self.begins:
+            self._forget(until)
+            self._count()
 
-    def snapshot(self) -> ShardView:
-        """The rows as they are now; never changes, and any thread may read it."""
-        return ShardView(self.schema, tuple(RowChunk(each.rows, each.alive.copy()) for each in self._chunks))
+    def view(self, at: int | None = None) -> ShardView:
+        """The rows as they are, or as they were at the time `at`, from `begins` on; valid until the next `apply`,
+        `advance` or `maintain`."""
+        return ShardView(self.schema, tuple(self._chunks_at(at)))
 
-    def get(self, keys: Sequence[object], columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of these keys, in their order; a key without a row is left out, a key asked twice comes twice."""
+    def snapshot(self, at: int | None = None) -> ShardView:
+        """What `view` shows; never changes, and any thread may read it."""
+        chunks = tuple(RowChunk(each.rows, each.alive.copy()) for each in self._chunks_at(at))
+        return ShardView(self.schema, chunks)
+
+    def get(self, keys: Sequence[object], columns: Sequence[str] | None = None, at: int | None = None) -> pa.Table:
+        """The rows of these keys, in their order; a key without a row is left out, a key asked twice comes twice. `at`
+        is that of `view`."""
         names = checked_columns(self.schema, columns)
-        numbers = np.array([number for number in map(self._index.get, keys) if number is not None], dtype=np.int64)
-        unique, back = np.unique(numbers, return_inverse=True)
+        found = [number for number in map(self._numbers_at(keys, at).get, keys) if number is not None]
+        unique, back = np.unique(np.array(found, dtype=np.int64), return_inverse=True)
         parts = [
             self._chunks[at].rows.select(names).take(indices_of(self._chunks[at].places(part)))
             for at, part in self._by_chunk(unique)
@@ -152,15 +196,73 @@ class RowStore:
         table = pa.Table.from_batches(parts, self.schema.arrow_of(names))
         return table.take(indices_of(back)) if len(back) else table
 
+    # ---- as it was --------------------------------------------------------------------------------------------------
+
+    def _since(self, at: int | None) -> tuple[int, Numbers]:
+        """Where the numbers begin of rows that came after the time `at`, and the numbers of rows that ended after it,
+        ascending."""
+        first, ended = self._next_number, list[Numbers]()
+        for change in reversed(self._changes if at is not None else ()):
+            if change.ts <= cast(int, at):
+                break
+            first = change.first
+            ended.append(change.ended)
+        numbers = np.sort(np.concatenate(ended)) if ended else np.empty(0, np.int64)
+        return first, numbers[numbers < first]
+
+    def _chunks_at(self, at: int | None) -> Iterator[RowChunk]:
+        first, ended = self._since(at)
+        if first == self._next_number and not len(ended):
+            yield from (RowChunk(each.rows, each.alive) for each in self._chunks)
+            return
+        alive_again = dict(self._by_chunk(ended))
+        for number, chunk in enumerate(self._chunks):
+            alive = chunk.alive.copy()
+            alive[np.searchsorted(chunk.numbers, first) :] = False
+            if number in alive_again:
+                alive[chunk.places(alive_again[number])] = True
+            yield RowChunk(chunk.rows, alive)
+
+    def _numbers_at(self, keys: Sequence[object], at: int | None) -> dict[object, int]:
+        """The numbers of the rows that these keys had, by key."""
+        first, ended = self._since(at)
+        current = ((key, self._index.get(key)) for key in keys)
+        found = {key: number for key, number in current if number is not None and number < first}
+        for number, part in self._by_chunk(ended):
+            chunk = self._chunks[number]
+            column = cast("pa.Array[Any]", chunk.rows.column(self.schema.primary_key))
+            of_ended = column.take(indices_of(chunk.places(part)))
+            asked = pc.is_in(of_ended, value_set=cast("pa.Array[Any]", pa.array(keys, column.type)))
+            hits = np.flatnonzero(asked.to_numpy(zero_copy_only=False))
+            hit = cast("list[object]", of_ended.take(indices_of(hits)).to_pylist())
+            found.update(zip(hit, part[hits].tolist(), strict=True))
+        return found
+
+    def _forget(self, until: int) -> None:
+        """Remember no batch up to the time `until`; what those have ended is gone."""
+        self.begins = max(self.begins, until)
+        while self._changes and self._changes[0].ts <= until:
+            ended = self._changes.popleft().ended
+            self._ended_bytes -= ended.nbytes
+            for at, part in self._by_chunk(ended):
+                chunk = self._chunks[at]
+                chunk.gone[chunk.places(part)] = True
+                chunk.gone_count += len(part)
+
+    # ---- changes ----------------------------------------------------------------------------------------------------
+
     def _make_room(self, more: int) -> None:
-        """Raise `MemoryLimitExceeded` unless `more` bytes fit, once every dead row is dropped."""
+        """Raise `MemoryLimitExceeded` unless `more` bytes fit, once every dead row is dropped: the store cannot be
+        read at an earlier time any more then."""
         memory = self._memory
         if not more or memory.used + more <= memory.limit_bytes:
             return
+        memory.reclaim()
+        if self._changes:
+            self._forget(self._changes[-1].ts)
         for at in reversed(range(len(self._chunks))):
-            chunk = self._chunks[at]
-            if chunk.dead:
-                self._put(at, at + 1, [chunk.living()] if chunk.dead < len(chunk.numbers) else [])
+            if self._chunks[at].gone_count:
+                self._put(at, at + 1, self._chunks[at].kept())
         if memory.used + more > memory.limit_bytes:
             raise MemoryLimitExceeded(
                 f"a shard of collection {self.schema.name!r} holds {self.bytes} of the {memory.used} bytes of all, "
@@ -168,28 +270,23 @@ class RowStore:
                 limit="queryNode.memoryLimitBytes",
             )
 
-    def _replace(self, rows: pa.RecordBatch, keys: list[object], size: int) -> None:
+    def _replace(self, rows: pa.RecordBatch, keys: list[object], size: int) -> list[int]:
+        """Add rows; returns the numbers of those that they replace."""
         if not keys:
-            return
+            return []
         first, self._next_number = self._next_number, self._next_number + len(keys)
         old = [number for number in map(self._index.get, keys) if number is not None]
         self._index.update(zip(keys, range(first, self._next_number), strict=True))
-        self._mark_dead(old)
         numbers = np.arange(first, self._next_number)
         self._chunks.append(_OpenChunk(rows, numbers, np.ones(len(keys), np.bool_), size))
         self._firsts.append(first)
         self._row_bytes += size
+        return old
 
-    def _remove(self, keys: list[object]) -> None:
+    def _remove(self, keys: list[object]) -> list[int]:
+        """Take keys out of the index; returns the numbers of their rows."""
         pop = self._index.pop
-        self._mark_dead([number for number in (pop(key, None) for key in keys) if number is not None])
-
-    def _mark_dead(self, numbers: list[int]) -> None:
-        """Mark rows as dead."""
-        for at, part in self._by_chunk(np.sort(np.array(numbers, dtype=np.int64))):
-            chunk = self._chunks[at]
-            chunk.alive[chunk.places(part)] = False
-            chunk.dead += len(part)
+        return [number for number in (pop(key, None) for key in keys) if number is not None]
 
     def _by_chunk(self, numbers: Numbers) -> list[tuple[int, Numbers]]:
         """Ascending numbers, divided by the chunk they are in."""
@@ -251,11 +348,11 @@ def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _merged(chunks: list[_OpenChunk]) -> _OpenChunk:
-    """Neighbours as one, their dead rows left behind where that is cheap: all of them are copied anyway."""
-    living = [each.living() if each.dead else each for each in chunks if each.dead < len(each.numbers)]
-    living = living or chunks[:1]
-    rows = _concatenated([each.rows for each in living])
-    numbers = np.concatenate([each.numbers for each in living])
-    alive = np.concatenate([each.alive for each in living])
-    return _OpenChunk(rows, numbers, alive, rows.nbytes, int(len(alive) - np.count_nonzero(alive)))
+def _merged(chunks: list[_OpenChunk]) -> list[_OpenChunk]:
+    """Neighbours as one, without the rows that are gone; none where all are."""
+    kept = [each for chunk in chunks for each in (chunk.kept() if chunk.gone_count else [chunk])]
+    if not kept:
+        return []
+    rows = _concatenated([each.rows for each in kept])
+    numbers = np.concatenate([each.numbers for each in kept])
+    return [_OpenChunk(rows, numbers, np.concatenate([each.alive for each in kept]), rows.nbytes)]

@@ -132,6 +132,11 @@ class QueryNodeSettings(SettingsSection):
     memory_limit_bytes: PositiveInt = Field(
         default=4 * GIB, description="bytes of rows and vectors in memory, of all collections of a node"
     )
+    retention_duration: NonNegativeFloat = Field(
+        default=10.0,
+        description="s for which rows that were replaced or deleted stay in memory, so that queries can be answered as "
+        "of a past time; older times are read from the tables (differs from Milvus: common.retentionDuration)",
+    )
     scheduler: SchedulerSettings = SchedulerSettings()
 
 

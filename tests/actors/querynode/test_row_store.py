@@ -13,6 +13,7 @@ from tidewal.actors.querynode.query import query
 from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import to_batch
+from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import BadRecord, InvalidRequest, MemoryLimitExceeded
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
@@ -72,6 +73,64 @@ def test_equals_a_dictionary(batches: list[list[tuple[str, int, int]]], schema: 
         keys = [key_of(key) for key in (3, 99, 1, 3, 12, 0)]
         assert store.get(keys, ["id", "n"]).to_pylist() == [{"id": k, "n": model[k]} for k in keys if k in model]
         assert store.view().count(compile_filter("n < 50", schema)) == sum(n < 50 for n in model.values())
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.data(), operations, st.sampled_from([SCHEMA, INT_SCHEMA]), st.integers(0, 3), st.integers(1, 6))
+def test_is_read_as_it_was_at_each_time_of_its_window(
+    data: st.DataObject,
+    batches: list[list[tuple[str, int, int]]],
+    schema: CollectionSchema,
+    care: int,
+    window_ms: int,
+) -> None:
+    """Several batches may have one time; the window moves on with the log, with or without batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_store, "CHUNK_ROWS", 16)
+        patch.setattr(row_store, "SMALL_ROWS", 8)
+        patch.setattr(row_store, "SMALL_CHUNKS", 3)
+        store, model = RowStore(schema, RowMemory(NO_LIMIT), window_ms), dict[object, int]()
+        key_of = str if schema is SCHEMA else int
+        was, now = {0: dict[object, int]()}, 0  # what there was, by time
+        keys = [key_of(key) for key in (3, 99, 1, 3, 12, 0)]
+        for batch in batches:
+            now = add_ms(now, data.draw(st.integers(0, 3)))
+            rows = [{"_op": op, "id": key_of(key), "n": n, "text": str(n)} for op, key, n in batch]
+            store.apply(to_batch(rows, schema, op=None), now)
+            for row in rows:
+                model[row["id"]] = row["n"]
+                if row["_op"] == "delete":
+                    del model[row["id"]]
+            was[now] = dict(model)
+            store.advance(now)
+            for _ in range(care):
+                store.maintain()
+            assert store.begins <= max(add_ms(now, -window_ms), 0)
+            for time in (now, now + 1, data.draw(st.integers(store.begins, now))):
+                expected = was[max(each for each in was if each <= time)]
+                view = data.draw(st.sampled_from([store.view, store.snapshot]))(time)
+                assert {row["id"]: row["n"] for row in query([view]).to_pylist()} == expected
+                got = store.get(keys, ["id", "n"], time).to_pylist()
+                assert got == [{"id": k, "n": expected[k]} for k in keys if k in expected]
+        store.advance(add_ms(now, window_ms))
+        while store.maintain():
+            pass
+        assert contents(store) == model
+
+
+def test_rows_that_ended_give_way_where_memory_is_short() -> None:
+    one = RowStore(SCHEMA, RowMemory(NO_LIMIT))
+    one.apply(rows_of(1000))
+    reclaimed: list[bool] = []
+    memory = RowMemory(one.bytes * 5 // 2, lambda: reclaimed.append(True))
+    store = RowStore(SCHEMA, memory, window_ms=1000)
+    for turn in range(1, 6):
+        store.apply(rows_of(1000, n=turn), add_ms(0, turn))
+    assert contents(store) == {f"key-{i}": 5 + i for i in range(1000)}
+    assert add_ms(0, 4) <= store.begins <= add_ms(0, 5)  # earlier times are not shown wrong, but not at all
+    assert reclaimed
+    assert memory.used == store.bytes <= memory.limit_bytes
 
 
 @pytest.mark.slow
