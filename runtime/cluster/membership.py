@@ -31,8 +31,9 @@ class NodeMembership:
     for over. A record that comes late extends the lease as far as it still can.
 
     `renew` is to be called every `RENEW_S` seconds, on a thread that a busy loop does not starve; it renews only while
-    `may_renew` says that the loop has answered lately: a process that hangs must not keep its channels. All else
-    belongs to the log's loop, except `holds`.
+    `may_renew` says that the loop has answered lately, and once the lease is over, only while the log was read to its
+    end lately: a process that hangs, or that hears nothing, must not keep its channels. All else belongs to the log's
+    loop, except `holds`.
 
     With `unwritten` a member that has the cluster to itself stores no renewals: it reads the log to its end instead.
     While that shows no other member, nobody has read of this one, so whoever may take its lease for over counts from a
@@ -57,6 +58,7 @@ class NodeMembership:
         self._may_renew, self._report, self._unwritten = may_renew, report, unwritten
         self._loop: asyncio.AbstractEventLoop  # that of `join`
         self._looking: asyncio.Task[None] | None = None
+        self._heard_s = clock.monotonic()  # when the log was asked for its end that was read last
         self._lease = Lease(clock, member.lease_ms / 1000)
         self._asking = threading.Lock()
         self._number = 0
@@ -98,11 +100,12 @@ class NodeMembership:
         From any thread."""
         if not self._registered or self._left or self.fenced is not None or not self._may_renew():
             return
-        if self._unwritten and self._is_alone():
+        alone = self._unwritten and self._is_alone()
+        if alone or self._number in self._asked_s:  # the last renewal was not read back yet
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._begin_looking)
-            return
-        self._write_renewal()
+        if not alone and (self._lease.holds() or self._heard_s >= self._oldest_s(self._clock.monotonic())):
+            self._write_renewal()
 
     def _write_renewal(self) -> None:
         with self._asking:
@@ -116,14 +119,17 @@ class NodeMembership:
 
     def _begin_looking(self) -> None:
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_for_others())
+            self._looking = asyncio.create_task(self._read_to_the_end())
 
-    async def _look_for_others(self) -> None:
-        """Renew the lease without a record, where there is no other member."""
+    async def _read_to_the_end(self) -> None:
+        """Read the log to its end. Where it need not be written, and shows no other member, that renews the lease."""
         asked_s = self._clock.monotonic()
         try:
             await self._log.catch_up()
         except TidewalError:  # the next call tries again
+            return
+        self._heard_s = asked_s
+        if not self._unwritten:
             return
         if not self._is_alone():
             self._write_renewal()
