@@ -17,10 +17,12 @@ from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.roles import STREAMING_NODE
 from ..runtime.cluster.state import CLOCK_MS, ClusterState, NodeMember, Report, rendezvous_rank
+from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
 from ..runtime.log.names import Names
 from ..runtime.log.wal import Wal
+from ..runtime.streams.channel_reader import OnBadRecord
 
 DRAIN_S = 2.0  # how long the end of a node waits for the log to take a record of it
 
@@ -45,11 +47,15 @@ class ClusterMember:
         settings: ClusterSettings,
         *,
         predecessor: str = "",
+        version: TidewalVersion = THIS_VERSION,
+        on_bad: OnBadRecord | None = None,
     ) -> None:
-        """`predecessor` is an incarnation that is known to be dead."""
+        """`predecessor` is an incarnation that is known to be dead. `version` is that of the process; `on_bad` gets the
+        records of members that cannot be read."""
         self._predecessor = predecessor
         self.incarnation: str = incarnation
-        self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation)
+        self.version: TidewalVersion = version
+        self.log: ClusterLog = ClusterLog(wal, names, clock, incarnation, version=version, on_bad=on_bad)
         self._settings = settings
         lease_s = settings.lease_ms / 1000
         self._renew_s = settings.renew_ms / 1000
@@ -66,6 +72,9 @@ class ClusterMember:
                 name,
                 tuple(roles),
                 settings.lease_ms,
+                version.levels.highest,
+                min_level=version.levels.lowest,
+                version=version.number,
                 host=socket.gethostname(),
                 since_ms=clock.clock.wall_ms(),
             ),
@@ -83,8 +92,8 @@ class ClusterMember:
 
     async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "") -> None:
         """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. `tables` is
-        the id of the store of the tables that the process uses. Raises `WrongCluster`, and what ends following the
-        log."""
+        the id of the store of the tables that the process uses. Raises `WrongCluster`, `FormatTooNew` or `FormatTooOld`
+        where the cluster has a feature level that this version does not know, and what ends following the log."""
         self._membership.member = replace(self._membership.member, tables=tables)
         await self.log.open()
         await found_or_check(self.log, self._settings.id, self._settings.secret.get_secret_value())
@@ -167,6 +176,11 @@ class ClusterMember:
     def state(self) -> ClusterState:
         """The cluster as far as it was read."""
         return self.log.cluster
+
+    @property
+    def level(self) -> int:
+        """The feature level of the cluster: what belongs to a later one may not be written, or asked of others, yet."""
+        return self.log.fold.level
 
     def has(self, incarnation: str) -> bool:
         """Whether that process is a member."""

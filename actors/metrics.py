@@ -23,6 +23,11 @@ def dead_letters_from_zero(metrics: Metrics, channels: Iterable[str]) -> None:
             metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason)
 
 
+def count_dead_letter(metrics: Metrics, channel: str, reason: str) -> None:
+    """Count a bad record of `channel`."""
+    metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
+
+
 class ScanMetrics:
     """Counts what the stream of one collection has handed out, and what came late. (What was read, and dropped, is
     counted by the dispatchers.)"""

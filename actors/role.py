@@ -14,7 +14,7 @@ from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params
 from ..runtime.rpc.server import Request, RequestPack, RpcServer
 from ..runtime.streams.channel_reader import OnBadRecord
-from .metrics import dead_letters_from_zero
+from .metrics import count_dead_letter, dead_letters_from_zero
 from .node import Node
 from .node_status import node_status
 from .owners import Owners
@@ -47,14 +47,23 @@ class Role(Actor[Never, Never, RequestPack]):
         # Each start has a name of its own, so that nothing of an earlier one is taken for its own. The clock alone does
         # not make it: where the log is ahead of the wall clock, a process that is started again has the same times.
         name = f"{node.incarnation}-{self.role}-{node.clock.now():x}"
-        self.catalog: CatalogLog = CatalogLog(node.wal, node.names, node.clock, author=name, on_bad=self.on_bad_event())
+        version = node.cluster.version
+        self.catalog: CatalogLog = CatalogLog(
+            node.wal,
+            node.names,
+            node.clock,
+            author=name,
+            create=version.catalog,
+            levels=version.levels,
+            on_bad=self.on_bad_event(),
+        )
         self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name)
         self.owners: Owners = Owners(node, self.catalog, self.rpc)
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
         self._handlers: dict[str, Method] = {}
         self._running = 0
         names = node.names
-        control = (names.catalog, names.insert_events, names.heartbeats, names.requests(self.role))
+        control = (names.catalog, names.cluster, names.insert_events, names.heartbeats, names.requests(self.role))
         dead_letters_from_zero(node.metrics, control)
 
     def handlers(self) -> dict[str, Method]:
@@ -69,7 +78,7 @@ class Role(Actor[Never, Never, RequestPack]):
         return None
 
     def _count_bad(self, channel: str, reason: str) -> None:
-        self.node.metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
+        count_dead_letter(self.node.metrics, channel, reason)
 
     async def prepare(self) -> None:
         """What this role does before its first request; the catalog has been read."""

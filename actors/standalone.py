@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, ClassVar, Literal, TypeVar, overload
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
@@ -24,6 +24,7 @@ from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.cluster.state import UNREADABLE
+from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
@@ -39,6 +40,7 @@ from .client import Client
 from .cluster_member import ClusterMember
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of
+from .metrics import count_dead_letter
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking, in_thread, names_of
 from .node_status import SILENT_S, refused_appends, watermark_age_s
@@ -77,9 +79,12 @@ class Standalone:
     whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
 
     Entering it raises `WrongCluster` where the settings or the tables are not those of the log's other nodes,
+    `FormatTooNew` or `FormatTooOld` where they work at a feature level that this version does not know,
     `DirectoryUnwritable`, `Unavailable` where `metrics.port` is in use (before any role starts, so
     that it displaces no other node), and the error of a role that has failed before the node was ready.
     """
+
+    _version: ClassVar[TidewalVersion] = THIS_VERSION
 
     @checked
     def __init__(
@@ -104,7 +109,16 @@ class Standalone:
         offered = [role.role for role in self._roles]
         incarnation = f"{name}-{hybrid.now() + _start_number():x}"
         cluster = ClusterMember(
-            name, incarnation, offered, wal, names_of(settings), hybrid, settings.cluster, predecessor=predecessor
+            name,
+            incarnation,
+            offered,
+            wal,
+            names_of(settings),
+            hybrid,
+            settings.cluster,
+            predecessor=predecessor,
+            version=self._version,
+            on_bad=lambda channel, _, error: count_dead_letter(metrics, channel, str(error.reason)),
         )
         self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
         cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(self.node.unreadable)}) or None

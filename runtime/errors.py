@@ -213,6 +213,14 @@ class FormatTooNew(TidewalError):
     supported: _Named[int] = _Named()
 
 
+class FormatTooOld(TidewalError):
+    """The log has a feature level (`found`) below those that this Tidewal knows (`supported`, the lowest). Let a
+    version between raise it first."""
+
+    found: _Named[int] = _Named()
+    supported: _Named[int] = _Named()
+
+
 class DirectoryInUse(TidewalError):
     """Another process owns the directory (`path`, `pid`)."""
 

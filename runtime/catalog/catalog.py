@@ -3,8 +3,8 @@ channel.
 
 All readers that have read that channel to its end have the same state. Its records are those of a replicated state with
 a leader (`runtime/replicated/records.py`), of these kinds. Each names what it rests on; where that does not hold any
-more it is refused, and changes nothing. An event of a later version or of an unknown kind, or with a schema of a later
-version, stops every reader: `FormatTooNew`.
+more it is refused, and changes nothing. So is one of an unknown kind, or above the log's feature level. A schema of a
+later version, which should have waited for a level, stops every reader: `FormatTooNew`.
 
     create    collection                a collection begins to exist (its channels may not have the record yet): none
                                         has its name, and no earlier one had its id

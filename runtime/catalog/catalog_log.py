@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..arguments import checked
 from ..clock import HybridClock
 from ..log.names import Names
 from ..log.record import RecordType
 from ..log.wal import ChannelPolicy, Wal
 from ..replicated.fold import Applied
-from ..replicated.records import Claim, Event
+from ..replicated.records import LEVELS, Claim, Event, FeatureLevels
 from ..replicated.replica import Replica, SnapshotPacing
 from ..streams.channel_reader import Granted, OnBadRecord
 from .catalog import Catalog
@@ -24,21 +26,30 @@ class CatalogLog(Replica[Catalog]):
     `claim` makes this node the leader, after which `append` writes events. Only what the log order accepts counts, so
     of two nodes that both believe to lead only one has an effect. The clock follows the records that count, except a
     time that lies days ahead. A node that writes `NODE_KINDS` itself, by `propose_own`, has a name `author` that was
-    never used before.
+    never used before. `create` and `levels` are those of the process' version.
     """
 
     @checked
     def __init__(
-        self, wal: Wal, names: Names, clock: HybridClock, *, author: str = "", on_bad: OnBadRecord | None = None
+        self,
+        wal: Wal,
+        names: Names,
+        clock: HybridClock,
+        *,
+        author: str = "",
+        create: Callable[[], Catalog] = Catalog,
+        levels: FeatureLevels = LEVELS,
+        on_bad: OnBadRecord | None = None,
     ) -> None:
         super().__init__(
             wal,
             names.catalog,
-            Catalog,
+            create,
             RecordType.CATALOG,
             led=True,
             author=author,
             now=clock.now,
+            levels=levels,
             on_bad=on_bad,
             pacing=CATALOG_PACING,
         )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ..errors import BadRecord, check_version
+from ..errors import BadRecord
 from ..log.record import DECODE_ERRORS, Record, RecordType
 
 VERSION = 1
@@ -41,12 +41,14 @@ class FlushEvent:
 
     @classmethod
     def from_record(cls, record: Record) -> FlushEvent:
-        """The event in `record`. Raises `BadRecord`, and `FormatTooNew` for a newer Tidewal's."""
+        """The event in `record`. Raises `BadRecord`, for one of a later version, too: the next event of a collection
+        covers it."""
         if record.type is not RecordType.FLUSHED:
             raise BadRecord(f"a record of type {record.type.name} among insert events", reason="type")
         try:
             body = cast("dict[str, Any]", msgpack.unpackb(record.body))
-            check_version("a flush event", body["v"], VERSION)
+            if body["v"] != VERSION:
+                raise BadRecord(f"a flush event of version {body['v']!r}, known is {VERSION}", reason="version")
             name = record.key.decode()
             return cls(body["id"], name, body["times"], body["version"], body["rows"], body["bytes"])
         except (*DECODE_ERRORS, KeyError) as error:

@@ -14,6 +14,7 @@ from ..replicated.records import Event
 from ..replicated.replica import Replica, SnapshotPacing
 from ..streams.channel_reader import OnBadRecord
 from .state import ClusterState
+from .version import THIS_VERSION, TidewalVersion
 
 CLUSTER_POLICY = ChannelPolicy(retention_s=None)  # time alone never removes what safety reads
 CLUSTER_PACING = SnapshotPacing(records=1_000, retry_records=100)
@@ -25,21 +26,29 @@ class ClusterLog(Replica[ClusterState]):
     """Follows who belongs to the cluster, and writes to it as the process `author`.
 
     Those who `observe` it are called for each record that counts, once it is in the state, and with None where the
-    state was read anew: all that it says was in the log before.
+    state was read anew: all that it says was in the log before. `version` is that of this process.
     """
 
     @checked
     def __init__(
-        self, wal: Wal, names: Names, clock: HybridClock, author: str, *, on_bad: OnBadRecord | None = None
+        self,
+        wal: Wal,
+        names: Names,
+        clock: HybridClock,
+        author: str,
+        *,
+        version: TidewalVersion = THIS_VERSION,
+        on_bad: OnBadRecord | None = None,
     ) -> None:
         super().__init__(
             wal,
             names.cluster,
-            ClusterState,
+            version.cluster,
             RecordType.CLUSTER,
             led=False,
             author=author,
             now=clock.now,
+            levels=version.levels,
             on_bad=on_bad,
             pacing=CLUSTER_PACING,
         )

@@ -12,7 +12,7 @@ from ..clock import HybridClock
 from ..errors import Fenced, PreconditionFailed, TidewalError
 from ..waiting import first_of
 from .cluster_log import ClusterLog
-from .decisions import Assignment, ClusterView, decide
+from .decisions import Assignment, ClusterDecision, ClusterView, decide
 from .detector import SilenceDetector
 from .limits import LIMIT_MS
 
@@ -63,6 +63,7 @@ class ClusterCoordinator:
             self._clock.clock.wall_ms(),
             self._limit_ms,
             self._settled(),
+            self._catalog.fold.level,
         )
 
     def _settled(self) -> bool:
@@ -111,9 +112,20 @@ class ClusterCoordinator:
                 moved = True
                 if event["kind"] == "grant":
                     self._on_granted(len(event["channels"]))
+        moved |= await self._raise_levels(decision)
         if self.leads:
             if self._catalog.snapshot_due:  # which owners write all the time, and a member alone the other not at all
                 await self._catalog.snapshot_if_due()
                 await self._cluster.move_on()
             await self._cluster.snapshot_if_due()
         return moved
+
+    async def _raise_levels(self, decision: ClusterDecision) -> bool:
+        with suppress(PreconditionFailed):  # a member came that does not know it, or an operator holds it
+            if decision.level:
+                await self._cluster.raise_level(decision.level)
+                _log.info("all members know feature level %d: it is the cluster's from now on", decision.level)
+            if decision.catalog_level:
+                await self._catalog.raise_level(decision.catalog_level)
+            return bool(decision.level or decision.catalog_level)
+        return False

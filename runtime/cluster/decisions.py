@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..catalog.catalog import Catalog, PChannelState
-from ..replicated.records import Claim, Event
+from ..replicated.records import FIRST_LEVEL, Claim, Event
 from .limits import LIMIT_MS, timestamp_limit
 from .roles import COORDINATOR
 from .state import ClusterState
@@ -19,8 +19,8 @@ Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is
 class ClusterView:
     """What a coordinator, `own`, has read: the catalog and its last winning claim, the members; those that are silent
     for so long that the leader, or any coordinator, ends their leases; whether nothing can rest on the lease of a
-    process any more; its own wall clock; how far ahead an owner may stamp at first; and whether it has led for as long
-    as members that it does not know of could still show themselves (`settled`)."""
+    process any more; its own wall clock; how far ahead an owner may stamp at first; whether it has led for as long as
+    members that it does not know of could still show themselves (`settled`); and the catalog's feature level."""
 
     own: str
     catalog: Catalog
@@ -32,30 +32,47 @@ class ClusterView:
     wall_ms: int
     limit_ms: int = LIMIT_MS
     settled: bool = False
+    catalog_level: int = FIRST_LEVEL
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
     """Records to propose, each for itself: evictions of incarnations, a claim of leadership, grants and moves by the
-    leader. Whether they still hold where they lie in the log is decided there."""
+    leader, and feature levels that it raises the cluster and the catalog to (0: none). Whether they still hold where
+    they lie in the log is decided there."""
 
     evict: tuple[str, ...] = ()
     claim: bool = False
     grants: tuple[Event, ...] = ()
     moves: tuple[Event, ...] = ()
+    level: int = 0
+    catalog_level: int = 0
 
 
 def decide(view: ClusterView, wanted: Assignment) -> ClusterDecision:
     """What to propose now. Any coordinator ends leases, the others a little later than the leader: an eviction is right
     whoever writes it. The first of the coordinators claims leadership where the leader is no member any more. The
     leader grants the channels of `wanted` that nothing rests on any more, and lets their owners give up those that
-    others are to have."""
+    others are to have. It raises the feature level once all members know a higher one, unless that is held."""
     leads = view.leader.node == view.own
     evict = tuple(sorted(view.silent if leads else view.long_silent))
     claim = not leads and view.leader.node not in view.cluster.members and view.own == _first_coordinator(view.cluster)
     if not leads:
         return ClusterDecision(evict, claim)
-    return ClusterDecision(evict, claim, _grants(view, wanted), _moves(view, wanted))
+    grants, moves = _grants(view, wanted), _moves(view, wanted)
+    return ClusterDecision(evict, claim, grants, moves, _next_level(view), _next_catalog_level(view))
+
+
+def _next_level(view: ClusterView) -> int:
+    """Members that are about to return may know less: one lease is waited, as for all that is missing at first."""
+    cluster = view.cluster
+    raises = view.settled and not cluster.level_held and cluster.known_level > cluster.level
+    return cluster.known_level if raises else 0
+
+
+def _next_catalog_level(view: ClusterView) -> int:
+    """The catalog's level follows that of the cluster: all members know that one, and who does not is none."""
+    return view.cluster.level if view.cluster.level > view.catalog_level else 0
 
 
 def _first_coordinator(cluster: ClusterState) -> str:

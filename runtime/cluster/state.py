@@ -8,16 +8,22 @@ reader alike, its author included, and so is a second registration. The kinds:
     found     id, check                     the cluster has this id, and a secret with this check (`identity.py`): the
                                             first one counts, and none behind it
     register  incarnation, name, roles,     a process becomes a member. `replaces` names the incarnation that had its
-              lease_ms, level, address,     name before, of which it knows that it is dead (it has the lock of the
-              host, since_ms, replaces,     name): that one ends, and nothing is waited for
-              number
+              lease_ms, level, min_level,   name before, of which it knows that it is dead (it has the lock of the
+              version, address, host,       name): that one ends, and nothing is waited for. It must know the feature
+              since_ms, replaces, number    level of this log
     renew     incarnation, number, report   the member relies on its lease anew; what it reports of itself
     evict     incarnation                   its lease ends when the time that it stated has passed
     drain     incarnation                   the member is about to leave: it gets nothing new
     leave     incarnation                   the member relies on nothing any more
+    hold      held                          the feature level of this log stays as it is from now on, or may rise again
+
+The feature level of this log is that of the cluster: the record that raises it counts only while all members know the
+level, and no operator holds it; that of the catalog follows. So no order in which records land makes a member of a
+process that does not know what the others may write.
 
 `number` is the author's own count of its registrations and renewals, by which it knows them when it reads them back.
-Records of earlier versions have no `host`, `since_ms`, `draining` and `tables`, and their logs no `found`.
+Records of earlier versions have no `host`, `since_ms`, `draining`, `tables`, `min_level` and `version`, and their logs
+no `found`.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from typing import Any, TypeAlias, cast
 import xxhash
 
 from ..errors import PreconditionFailed
-from ..replicated.records import FIRST_LEVEL, Event, apply_by_kind, typed
+from ..replicated.records import FIRST_LEVEL, Event, FeatureLevels, apply_by_kind, typed
 
 GONE_MAX = 1_000  # nodes that ended, whose ends are remembered; a record under way for longer than so many ends is lost
 
@@ -65,9 +71,10 @@ class ClusterIdentity:
 @dataclass(frozen=True, slots=True)
 class NodeMember:
     """A process that belongs to the cluster. `number` is that of its last record that counts. `level` is the highest
-    feature level that it knows, `address` where it can be reached, `report` what it said of itself last. `host` is the
-    name of its machine, "" where that is unknown, and `since_ms` when the process began, by its own wall clock in ms
-    since 1970, 0 where that is unknown: both are for people."""
+    feature level that it knows, `min_level` the lowest. `address` is where it can be reached, `report` what it said of
+    itself last. `version` is that of its Tidewal, `host` the name of its machine, "" where that is unknown, and
+    `since_ms` when the process began, by its own wall clock in ms since 1970, 0 where that is unknown: these are for
+    people."""
 
     incarnation: str
     name: str
@@ -81,6 +88,13 @@ class NodeMember:
     since_ms: int = 0
     draining: bool = False
     tables: str = ""
+    min_level: int = FIRST_LEVEL
+    version: str = ""
+
+    @property
+    def levels(self) -> FeatureLevels:
+        """The feature levels that it knows."""
+        return FeatureLevels(self.min_level, self.level)
 
     def to_wire(self) -> dict[str, Any]:
         """The fields as msgpack has them."""
@@ -90,6 +104,8 @@ class NodeMember:
             "roles": list(self.roles),
             "lease_ms": self.lease_ms,
             "level": self.level,
+            "min_level": self.min_level,
+            "version": self.version,
             "address": self.address,
             "number": self.number,
             "report": dict(self.report),
@@ -118,6 +134,8 @@ class NodeMember:
             typed(wire.get("since_ms", 0), int),
             typed(wire.get("draining", False), bool),
             typed(wire.get("tables", ""), str),
+            typed(wire.get("min_level", FIRST_LEVEL), int),
+            typed(wire.get("version", ""), str),
         )
 
 
@@ -138,14 +156,31 @@ class GoneNode:
 
 class ClusterState:
     """The members, and those that ended lately: a `StateMachine`. `identity` is None where the cluster was not founded
-    (an earlier version's was not). `longest_lease_ms` is the longest lease that any member has ever stated: what may be
+    (an earlier version's was not). `level` is the feature level of the cluster, `level_held` whether an operator holds
+    it there. `longest_lease_ms` is the longest lease that any member has ever stated: what may be
     relied upon by one that is remembered no more."""
 
     def __init__(self) -> None:
         self.identity: ClusterIdentity | None = None
         self.members: dict[str, NodeMember] = {}  # by incarnation
         self.gone: dict[str, GoneNode] = {}  # those that ended last at the end
+        self.level: int = FIRST_LEVEL
+        self.level_held: bool = False
         self.longest_lease_ms: int = 0
+
+    @property
+    def known_level(self) -> int:
+        """The highest feature level that all members know; the present one where there are none."""
+        return min((member.level for member in self.members.values()), default=self.level)
+
+    def on_level(self, level: int) -> None:
+        """`StateMachine.on_level`: all members must know it."""
+        if self.level_held:
+            raise PreconditionFailed(f"the feature level is held at {self.level}")
+        lacking = sorted(each.incarnation for each in self.members.values() if each.level < level)
+        if lacking:
+            raise PreconditionFailed(f"not all members know the feature level {level}: {', '.join(lacking)}")
+        self.level = level
 
     def with_role(self, role: str) -> list[NodeMember]:
         """The members that offer `role`."""
@@ -161,6 +196,8 @@ class ClusterState:
             "identity": None if self.identity is None else self.identity.to_wire(),
             "members": [member.to_wire() for member in self.members.values()],
             "gone": [(incarnation, gone.how, gone.lease_ms) for incarnation, gone in self.gone.items()],
+            "level": self.level,
+            "level_held": self.level_held,
             "longest_lease_ms": self.longest_lease_ms,
         }
 
@@ -170,8 +207,9 @@ class ClusterState:
         identity = None if wire is None else ClusterIdentity.from_wire(wire)
         members = [NodeMember.from_wire(wire) for wire in snapshot["members"]]
         gone = {typed(name, str): GoneNode(typed(how, str), typed(ms, int)) for name, how, ms in snapshot["gone"]}
+        level, held = typed(snapshot.get("level", FIRST_LEVEL), int), typed(snapshot.get("level_held", False), bool)
         self.longest_lease_ms = typed(snapshot["longest_lease_ms"], int)
-        self.identity = identity
+        self.identity, self.level, self.level_held = identity, level, held
         self.members, self.gone = {member.incarnation: member for member in members}, gone
 
     # ---- one method per kind ----------------------------------------------------------------------------------------
@@ -186,6 +224,10 @@ class ClusterState:
         member, replaces = NodeMember.from_wire(event), typed(event["replaces"], str)
         if member.incarnation in self.members or member.incarnation in self.gone:
             raise PreconditionFailed(f"{member.incarnation} was a member before: a process has a name of its own")
+        if not member.min_level <= self.level <= member.level:
+            raise PreconditionFailed(
+                f"the cluster has feature level {self.level}, and {member.incarnation} knows {member.levels}"
+            )
         before = self.members.get(replaces)
         if before is not None and before.name != member.name:
             raise PreconditionFailed(f"{replaces} has another name than {member.name}, and is not replaced by it")
@@ -212,6 +254,9 @@ class ClusterState:
 
     def _on_leave(self, event: Event) -> None:
         self._end(self._present(event).incarnation, LEFT)
+
+    def _on_hold(self, event: Event) -> None:
+        self.level_held = typed(event["held"], bool)
 
     def _present(self, event: Event) -> NodeMember:
         member = self.members.get(typed(event["incarnation"], str))

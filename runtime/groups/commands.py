@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, get_type_hints
 
-from ..errors import BadRecord, FormatTooNew
+from ..errors import BadRecord
 from ..log.record import DECODE_ERRORS
 from ..log.wal import Append, From
-from ..replicated.records import Event, typed
+from ..replicated.records import Event, typed, unknown_kind
 from .coordinator_client import Ack
 
 
@@ -174,10 +174,10 @@ def event_of(token: bytes, command: Command) -> Event:
 
 
 def command_of(event: Event) -> tuple[bytes, Command]:
-    """The token and command of an event. Raises `BadRecord` for a malformed one, `FormatTooNew` for an unknown kind."""
+    """The token and command of an event. Raises `BadRecord` for a malformed one, and for an unknown kind."""
     kind = event["kind"]
     if kind not in _KINDS:
-        raise FormatTooNew(f"a group has a record {kind!r}, which this Tidewal does not know: upgrade", supported=1)
+        raise unknown_kind("log of a group", kind)
     try:
         readers = _READERS[kind]
         fields = _dict(event["fields"]).items()

@@ -18,10 +18,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..errors import BadRecord, ChannelNotFound, Closed, Fenced, FormatTooNew, InvalidRequest, PreconditionFailed
+from ..errors import BadRecord, ChannelNotFound, Closed, Fenced, InvalidRequest, PreconditionFailed
 from ..log.record import DECODE_ERRORS, RecordType, decode
 from ..log.wal import ChannelPolicy, FromId, Wal
-from ..replicated.records import Event
+from ..replicated.records import Event, unknown_kind
 from ..replicated.replica import Replica
 from ..streams.stream_base import reading
 from .channel_owner import FENCE_NAME
@@ -68,7 +68,7 @@ class ProducerChannels:
         known = {TAKE: self._take, GIVE_UP: self._give_up}
         apply = known.get(event["kind"])
         if apply is None:
-            raise FormatTooNew(f"an event {event['kind']!r} of producers' channels; this Tidewal does not know it")
+            raise unknown_kind("state of producers' channels", event["kind"])
         try:
             apply(event)
         except DECODE_ERRORS as error:

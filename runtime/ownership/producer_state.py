@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BadRecord, FormatTooNew, PreconditionFailed
+from ..errors import BadRecord, PreconditionFailed
 from ..log.record import DECODE_ERRORS
-from ..replicated.records import Event
+from ..replicated.records import Event, unknown_kind
 from .owned_channel import ChannelGrant
 
 FENCES_MAX = 100  # of a channel: what lies before the oldest is long past for a reader that begins in the middle
@@ -46,7 +46,7 @@ class ProducerState:
         known = {GRANT: self._grant, FENCES: self._fences, RENEW: self._renew, RELEASE: self._release}
         apply = known.get(event["kind"])
         if apply is None:
-            raise FormatTooNew(f"an event {event['kind']!r} of a producer; this Tidewal does not know it")
+            raise unknown_kind("state of a producer", event["kind"])
         try:
             apply(event)
         except DECODE_ERRORS as error:

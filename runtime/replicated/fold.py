@@ -6,7 +6,14 @@ A record counts only by where it lies in the log, and for every reader alike, it
   was unknown, or lands twice, does not count);
 - where the state has a leader: it stands on the last winning claim, or it is of one of the kinds that any author may
   write, and stands on none (see below);
+- the log has its feature level (see below);
 - the state machine does not refuse it: what the author's decision rested on, its precondition, still holds.
+
+Feature levels. What a version of Tidewal adds to a state belongs to a level: its authors write none of it before a
+record has raised the log to that level, and no reader applies it before, whether it knows it or not. Whoever knows the
+log's level knows all that counts there. So where processes of two versions follow one log, all have the same state, a
+record that some cannot know ends none of them, and a process ends only at the record that raises the log above the
+levels that it knows. Levels never fall.
 
 Own records. What a process alone knows of itself need not wait for a leader: a state machine with a leader may name
 `own_kinds`, which every author writes without a claim. No claim voids them, so their preconditions must say all that
@@ -39,27 +46,46 @@ from ..errors import (
     CorruptLog,
     Fenced,
     FormatTooNew,
+    FormatTooOld,
     InvalidRequest,
     PreconditionFailed,
     TidewalError,
-    check_version,
 )
 from ..log.record import DECODE_ERRORS, RecordType
 from ..log.wal import Entry
 from . import records
-from .records import FIRST_LEVEL, LEADER, PAGE, Claim, Event, PageCollector, Proposed, decode_entry, typed
+from .records import (
+    FIRST_LEVEL,
+    LEADER,
+    LEVELS,
+    PAGE,
+    Claim,
+    Event,
+    FeatureLevels,
+    PageCollector,
+    Proposed,
+    decode_entry,
+    typed,
+)
 
 AUTHORS_MAX = 1_000  # that write without a claim, whose last numbers are remembered
 
 
 class StateMachine(Protocol):
-    """What is replicated. It depends on nothing but the events: on no clock, no random number, no other channel. Where
-    it has a leader it may have an attribute `own_kinds`: the kinds of events that every author may write, with or
-    without a claim (`claim` is among the fields of an event that stands on one)."""
+    """What is replicated. It depends on nothing but the events: on no clock, no random number, no other channel. It may
+    have these attributes:
+
+    - `own_kinds`, where it has a leader: the kinds of events that every author may write, with or without a claim
+      (`claim` is among the fields of an event that stands on one);
+    - `kind_levels`: the feature levels of kinds that came later than with the first one;
+    - `on_level`, a method that is called with a feature level to which the log is to rise. It raises
+      `PreconditionFailed` to refuse that, and remembers the level where the state depends on it.
+    """
 
     def apply(self, event: Event) -> None:
         """Apply the next event. Raises an error and changes nothing where the event is refused, such as
-        `PreconditionFailed`; `BadRecord` for a malformed one, `FormatTooNew` for a kind that it does not know."""
+        `PreconditionFailed`; `BadRecord` for a malformed one and a kind that it does not know. `FormatTooNew` ends the
+        reader: the event holds a form of a later version, whose authors should have waited for a feature level."""
         ...
 
     def snapshot(self) -> object:
@@ -94,12 +120,13 @@ class Fold(Generic[State]):
         type: RecordType,
         *,
         led: bool,
-        supported: int = FIRST_LEVEL,
+        levels: FeatureLevels = LEVELS,
         on_bad: Callable[[Entry, BadRecord], None] | None = None,
     ) -> None:
-        """`create` returns an empty state. `led`: only records on the last winning claim count. `supported` is the
-        highest feature level that this process knows. `on_bad` gets what cannot be read, which is skipped."""
+        """`create` returns an empty state. `led`: only records on the last winning claim count. `levels` are those that
+        this process knows. `on_bad` gets what cannot be read, which is skipped."""
         self.state = create()
+        self.levels: FeatureLevels = levels
         self.claim: Claim = Claim()
         self.level: int = FIRST_LEVEL
         self.position: bytes = b""
@@ -108,8 +135,9 @@ class Fold(Generic[State]):
         self.begun: bool = False
         self.read_bytes: int = 0
         self.snapshot_bytes: int = 0  # the size of the last snapshot that was read or taken
-        self._type, self._led, self._supported, self._on_bad = type, led, supported, on_bad
+        self._type, self._led, self._on_bad = type, led, on_bad
         self._own_kinds: Set[str] = getattr(self.state, "own_kinds", frozenset[str]())
+        self._kind_levels: Mapping[str, int] = getattr(self.state, "kind_levels", {})
         self._numbers: dict[str, int] = {}  # the last one of each author, those that wrote last at the end
         self._own_numbers: dict[str, int] = {}  # the same of records without a claim, where the state has a leader
         self._first = b""
@@ -122,13 +150,16 @@ class Fold(Generic[State]):
 
     def is_own_kind(self, kind: str) -> bool:
         """Whether any author may write an event of this kind without a claim, though the state has a leader."""
-        return kind in self._own_kinds or (kind == records.NOOP and bool(self._own_kinds))
+        if kind == records.NOOP:
+            return bool(self._own_kinds)
+        return kind in self._own_kinds and self._kind_levels.get(kind, FIRST_LEVEL) <= self.level
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, entry: Entry) -> Applied | None:
         """Read the next entry. None: it is no proposal, or it is applied once `settle` was called. Raises
-        `FormatTooNew` for a record that counts and that only a newer Tidewal knows; nothing has changed then."""
+        `FormatTooNew` for a record that counts and raises the log above the levels that this process knows; nothing has
+        changed then."""
         self._first = self._first or entry.id
         applied = self._read(entry)
         self.position = entry.id
@@ -151,7 +182,8 @@ class Fold(Generic[State]):
 
     def settle(self) -> None:
         """Begin with what was read. Raises `CorruptLog` where entries were removed and no snapshot replaces them. One
-        may have come into the log behind the end that was read."""
+        may have come into the log behind the end that was read. Raises `FormatTooNew` for a snapshot of a later
+        level."""
         if self._pages.snapshot is not None:
             self._restore(self._pages.snapshot)
             self._early = [proposed for proposed in self._early if proposed.id > self.as_of]
@@ -189,7 +221,6 @@ class Fold(Generic[State]):
             return
         as_of = page.event.get("as_of")
         if isinstance(as_of, bytes) and as_of >= self._first:  # otherwise not all records after that were read
-            self._check_level(page.event["v"])
             self._pages.add(page.event)
 
     # ---- applying ---------------------------------------------------------------------------------------------------
@@ -222,6 +253,10 @@ class Fold(Generic[State]):
             raise PreconditionFailed(f"record {record.pseq} of {record.producer} comes too late, or again")
         self._check_level(proposed.event["v"])
 
+    def _check_level(self, needed: int) -> None:
+        if not FIRST_LEVEL <= needed <= self.level:
+            raise BadRecord(f"a record of feature level {needed}, in a log of level {self.level}", reason="level")
+
     def _is_own(self, proposed: Proposed) -> bool:
         return self._led and proposed.on_no_claim and self.is_own_kind(proposed.kind)
 
@@ -251,11 +286,14 @@ class Fold(Generic[State]):
 
     def _apply_event(self, proposed: Proposed) -> None:
         match proposed.kind:
-            case records.NOOP | records.BEGIN:
+            case records.NOOP:
                 pass
+            case records.BEGIN:
+                self._begin(proposed)
             case records.LEVEL:
                 self._raise_level(proposed.event.get("level"))
-            case _:
+            case kind:
+                self._check_level(self._kind_levels.get(kind, FIRST_LEVEL))
                 self.state.apply(proposed.event)
 
     def _claim(self, proposed: Proposed) -> None:
@@ -267,25 +305,55 @@ class Fold(Generic[State]):
             raise Fenced(f"{self.claim.node} leads now, with term {self.claim.term}", term=self.claim.term)
         if not isinstance(node, str):
             raise BadRecord("a claim without a node", reason="body")
+        self._begin(proposed)
         self.begun = True
         self.claim = Claim(proposed.id, record.term, node)
         self._numbers = {record.producer: record.pseq}
         self.as_of = proposed.id
 
+    # ---- the feature level ------------------------------------------------------------------------------------------
+
+    def _begin(self, proposed: Proposed) -> None:
+        if not self.begun and proposed.begins and "level" in proposed.event:
+            self._raise_level(proposed.event["level"])
+
     def _raise_level(self, level: object) -> None:
-        self._check_level(level)
-        assert isinstance(level, int)
+        if type(level) is not int:
+            raise BadRecord(f"a feature level {level!r}", reason="body")
         if level <= self.level:
             raise PreconditionFailed(f"the feature level is {self.level}, and never falls")
+        allow: Callable[[int], None] | None = getattr(self.state, "on_level", None)
+        if allow is not None:
+            allow(level)
+        self._check_known(level)
         self.level = level
 
-    def _check_level(self, needed: object) -> None:
-        check_version("a record of feature level", needed, self._supported)
+    def _check_known(self, level: int) -> None:
+        if level > self.levels.highest:
+            raise FormatTooNew(
+                f"the log has feature level {level}, and this Tidewal knows {self.levels}: upgrade it; a level never "
+                "falls",
+                found=level,
+                supported=self.levels.highest,
+            )
 
-    def check_event(self, event: Event) -> None:
-        """Raise `InvalidRequest` for an event that not all readers know yet."""
-        if event.get("v", FIRST_LEVEL) > self.level:
-            raise InvalidRequest(f"an event {event['kind']!r} of level {event['v']}: the log's level is {self.level}")
+    def check_not_too_old(self) -> None:
+        """Raise `FormatTooOld` where the log has a level that this process does not know any more."""
+        if self.begun and self.level < self.levels.lowest:
+            raise FormatTooOld(
+                f"the log has feature level {self.level}, and this Tidewal knows {self.levels}: start a version "
+                f"between first, until the log has level {self.levels.lowest}",
+                found=self.level,
+                supported=self.levels.lowest,
+            )
+
+    def level_of(self, event: Event) -> int:
+        """The feature level from which an event counts. Raises `InvalidRequest` where the log does not have it yet."""
+        kind = event["kind"]
+        level = max(event.get("v", FIRST_LEVEL), self._kind_levels.get(kind, FIRST_LEVEL))
+        if level > self.level:
+            raise InvalidRequest(f"a record {kind!r} of feature level {level}: the log has level {self.level}")
+        return level
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
@@ -303,19 +371,20 @@ class Fold(Generic[State]):
         return packed
 
     def _restore(self, packed: bytes) -> None:
+        self._check_known(self._pages.level)
         try:
             wire = cast("dict[str, Any]", msgpack.unpackb(packed, strict_map_key=False))
             id, term, node = wire["claim"]
             numbers = _numbers_from(wire["numbers"])
             own_numbers = _numbers_from(wire.get("own_numbers", {}))  # earlier versions have none
-            self._check_level(typed(wire["level"], int))
+            level = typed(wire["level"], int)
             self.state.restore(wire["state"])
         except FormatTooNew:
             raise
         except (*DECODE_ERRORS, LookupError, AttributeError, TidewalError) as error:
             raise CorruptLog(f"the snapshot cannot be read: {error!r}") from error
         self.begun = True
-        self.claim, self.level, self._numbers = Claim(id, term, node), wire["level"], numbers
+        self.claim, self.level, self._numbers = Claim(id, term, node), level, numbers
         self._own_numbers = own_numbers
         self.as_of, self.snapshot_bytes = self._pages.as_of, len(packed)
 

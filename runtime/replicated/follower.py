@@ -60,10 +60,11 @@ class Follower(Generic[State]):
 
     async def open(self) -> None:
         """Begin to follow, and catch up. Raises what ends following: `ChannelNotFound`, `CorruptLog`, `FormatTooNew`,
-        and what the log raises."""
+        and what the log raises; `FormatTooOld` where the log's feature level is below those that this process knows."""
         self._following = asyncio.create_task(self._follow(), name=f"follow {self.channel}")
         await self.until(lambda: self.fold.settled)
         await self.catch_up()
+        self.fold.check_not_too_old()
 
     async def catch_up(self) -> State:
         """The state with everything that was in the log when this was called. Raises what has ended following."""

@@ -2,16 +2,19 @@
 
 The record's header names the author of a record (`producer`) and its number among the author's records (`pseq`); where
 the state has a leader, also the number of the leader's claim (`term`). The body is a msgpack map with `v`, the feature
-level that a reader needs, `kind`, where the state has a leader the id of the claim that the record stands on (`claim`;
-without it, and with `term` 0, it is an author's own record), and the fields of the kind. The mechanism's own kinds are
-these, all others are the state machine's:
+level from which the record counts, `kind`, where the state has a leader the id of the claim that the record stands on
+(`claim`; without it, and with `term` 0, it is an author's own record), and the fields of the kind. The mechanism's own
+kinds are these, all others are the state machine's:
 
-    leader  node, previous      a claim of leadership: it wins only if `previous` is the id of the last winning one
-    begin                       the log of a state without leader begins here
+    leader  node, previous,     a claim of leadership: it wins only if `previous` is the id of the last winning one
+            level
+    begin   level               the log of a state without leader begins here
     noop                        nothing; what its author sent before is in the log by now, or never counts
     level   level               from here on the log may hold records of this feature level
-    page    as_of, page, of,    a part of a snapshot: the state after the record with the id `as_of`
-            digest, data
+    page    as_of, page, of,    a part of a snapshot: the state after the record with the id `as_of`, in the form of the
+            digest, data        level `v`
+
+The record that a log begins with may say at which level; without that it is the first.
 """
 
 from __future__ import annotations
@@ -23,16 +26,30 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 import msgpack
 import xxhash
 
-from ..errors import BadRecord, FormatTooNew, InvalidSchema
+from ..errors import BadRecord, InvalidSchema
 from ..log.record import DECODE_ERRORS, Record, RecordType, decode
 from ..log.wal import Entry
 
 LEADER, BEGIN, NOOP, LEVEL, PAGE = "leader", "begin", "noop", "level", "page"
-FIRST_LEVEL = 1
+FIRST_LEVEL = 1  # of a log that says nothing of its level
 PAGE_BYTES = 512 * 1024  # below what any backend takes in one message
 
 Event: TypeAlias = Mapping[str, Any]
 Typed = TypeVar("Typed")
+
+
+class FeatureLevels(NamedTuple):
+    """The feature levels that a version of Tidewal can work at: it reads the logs of these, and writes at each what the
+    others of that level read."""
+
+    lowest: int
+    highest: int
+
+    def __str__(self) -> str:
+        return f"{self.lowest} to {self.highest}" if self.lowest < self.highest else str(self.lowest)
+
+
+LEVELS = FeatureLevels(1, 1)  # of this Tidewal
 
 
 class Claim(NamedTuple):
@@ -77,9 +94,15 @@ def encode_event(type: RecordType, event: Event, author: str, number: int, claim
     return Record(type, term=0 if claim is None else claim.term, producer=author, pseq=number, body=body)
 
 
-def claim_event(node: str, previous: Claim) -> Event:
-    """The event by which a node claims leadership after `previous`."""
-    return {"kind": LEADER, "node": node, "previous": previous.id}
+def claim_event(node: str, previous: Claim, levels: FeatureLevels = LEVELS) -> Event:
+    """The event by which a node of these levels claims leadership after `previous`."""
+    beginning: Event = {} if previous.id else beginning_level(levels)
+    return {"kind": LEADER, "node": node, "previous": previous.id, **beginning}
+
+
+def beginning_level(levels: FeatureLevels) -> Event:
+    """The field by which the record that begins a log says at which level that is: the lowest that its author knows."""
+    return {} if levels.lowest == FIRST_LEVEL else {"level": levels.lowest}
 
 
 def decode_event(record: Record) -> Event:
@@ -111,18 +134,21 @@ def typed(value: object, kind: type[Typed]) -> Typed:
 
 
 def apply_by_kind(state: object, event: Event, name: str) -> None:
-    """Call the method of `state` for the kind of `event`, `_on_KIND`; `name` is that of the state. Raises
-    `FormatTooNew` for a kind without a method, `BadRecord` for a malformed event, and what the method raises."""
+    """Call the method of `state` for the kind of `event`, `_on_KIND`; `name` is that of the state. Raises `BadRecord`
+    for a kind without a method and for a malformed event, and what the method raises."""
     kind = event["kind"]
     handler = getattr(state, f"_on_{kind}", None)
     if handler is None:
-        raise FormatTooNew(
-            f"the {name} has an event {kind!r}, which this Tidewal does not know: upgrade", supported=FIRST_LEVEL
-        )
+        raise unknown_kind(name, kind)
     try:
         handler(event)
     except (*DECODE_ERRORS, LookupError, AttributeError, InvalidSchema) as error:
         raise BadRecord(f"malformed {name} record {kind!r}: {error!r}", reason="body") from error
+
+
+def unknown_kind(name: str, kind: str) -> BadRecord:
+    """The error of a record whose kind no version has at the level of the log; `name` is that of the state."""
+    return BadRecord(f"the {name} has a record {kind!r}, which is none of its feature level", reason="kind")
 
 
 # ---- pages of snapshots ---------------------------------------------------------------------------------------------
@@ -141,8 +167,9 @@ class PageCollector:
 
     def __init__(self) -> None:
         self.as_of: bytes = b""
+        self.level: int = FIRST_LEVEL  # of the snapshot
         self.snapshot: bytes | None = None
-        self._parts: dict[tuple[bytes, int, bytes], dict[int, bytes]] = {}
+        self._parts: dict[tuple[bytes, int, bytes, int], dict[int, bytes]] = {}
 
     def add(self, event: Event) -> None:
         """Take a page. Raises `BadRecord` for a malformed one."""
@@ -153,14 +180,15 @@ class PageCollector:
                 raise ValueError(f"page {number} of {of}")
         except (ValueError, LookupError) as error:
             raise BadRecord(f"malformed page of a snapshot: {error!r}", reason="body") from error
-        parts = self._parts.setdefault((as_of, of, digest), {})
+        key = as_of, of, digest, event["v"]
+        parts = self._parts.setdefault(key, {})
         parts[number] = data
         if as_of < self.as_of or len(parts) < of:
             return
-        del self._parts[as_of, of, digest]
+        del self._parts[key]
         snapshot = b"".join(parts[number] for number in range(of))
         if _digest(snapshot) == digest:
-            self.as_of, self.snapshot = as_of, snapshot
+            self.as_of, self.level, self.snapshot = as_of, event["v"], snapshot
 
 
 def _digest(snapshot: bytes) -> bytes:

@@ -16,7 +16,19 @@ from ..log.wal import ControlAppend, Entry, OnAppended
 from ..loop_bridge import promise
 from .fold import Applied, Fold, State
 from .follower import Follower, ReplicatedLog
-from .records import BEGIN, LEVEL, NOOP, Claim, Event, claim_event, encode_event, pages_of
+from .records import (
+    BEGIN,
+    LEVEL,
+    LEVELS,
+    NOOP,
+    Claim,
+    Event,
+    FeatureLevels,
+    beginning_level,
+    claim_event,
+    encode_event,
+    pages_of,
+)
 
 CLAIMS_MAX = 10
 CLAIM_PAUSE_S = 0.1  # after a claim that the log refused; twice as long after each further one
@@ -71,12 +83,17 @@ class Replica(Follower[State]):
         author: str = "",
         now: Callable[[], int] = lambda: 0,
         holder: str | None = None,
+        levels: FeatureLevels = LEVELS,
         pacing: SnapshotPacing | None = None,
         on_bad: Callable[[str, Entry, BadRecord], object] | None = None,
     ) -> None:
         """`now` returns the timestamps of the records. `holder` keeps what is in no snapshot from retention; None where
-        the channel has none."""
-        super().__init__(log, channel, lambda on_bad: Fold(create, type, led=led, on_bad=on_bad), on_bad=on_bad)
+        the channel has none. `levels` are the feature levels that this process knows."""
+
+        def create_fold(on_bad: Callable[[Entry, BadRecord], None]) -> Fold[State]:
+            return Fold(create, type, led=led, levels=levels, on_bad=on_bad)
+
+        super().__init__(log, channel, create_fold, on_bad=on_bad)
         self.pacing: SnapshotPacing = pacing or SnapshotPacing()
         self.snapshots_failed: int = 0
         self._type, self._led = type, led
@@ -98,7 +115,7 @@ class Replica(Follower[State]):
             if self._led or self.fold.begun:
                 return
             try:
-                await self.propose({"kind": BEGIN})
+                await self.propose({"kind": BEGIN, **beginning_level(self.fold.levels)})
             except TidewalError as error:  # another process may have begun it meanwhile
                 if not error.retryable or attempt == CLAIMS_MAX:
                     raise
@@ -143,7 +160,8 @@ class Replica(Follower[State]):
 
     async def raise_level(self, level: int) -> None:
         """Let the log have records of this feature level from here on. Processes that do not know it stop following
-        with `FormatTooNew`: to be called when all know it."""
+        with `FormatTooNew`: to be called when all know it. Raises `PreconditionFailed` where the log has it, or the
+        state refuses it."""
         await self.propose({"kind": LEVEL, "level": level})
 
     def _present_claim(self, claimed: bool) -> Claim | None:
@@ -164,15 +182,14 @@ class Replica(Follower[State]):
         self, events: Sequence[Event], done: OnAppended, standing: Claim | None, *, awaited: bool = False
     ) -> Sequence[_Pending]:
         self.check_following()
-        for event in events:
-            self.fold.check_event(event)
+        leveled = [{**event, "v": self.fold.level_of(event)} for event in events]
         with self._submitting:
             first = max(self._number, self.fold.number_of(self._author)) + 1
             claim = None if standing is None else standing.id
             pending = [_Pending(number, claim) for number, _ in enumerate(events, first)]
             ts = self._now()
             entries = [
-                self._entry(event, each.number, standing, ts) for event, each in zip(events, pending, strict=True)
+                self._entry(event, each.number, standing, ts) for event, each in zip(leveled, pending, strict=True)
             ]
             if awaited:  # before the records can be read back
                 self._pending.update((each.number, each) for each in pending)
@@ -288,7 +305,9 @@ class Replica(Follower[State]):
     async def _try_to_claim(self, node: str) -> Claim:
         previous = await self._last_claim()
         self._standing = None  # no event of this node may count under the claim that it is about to replace
-        submitted = self._submit_on(Claim(b"", previous.term + 1, node), [claim_event(node, previous)])
+        submitted = self._submit_on(
+            Claim(b"", previous.term + 1, node), [claim_event(node, previous, self.fold.levels)]
+        )
         try:
             ids = await submitted.ids
             await self.until(lambda: self.fold.position >= ids[-1])

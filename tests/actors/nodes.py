@@ -15,6 +15,7 @@ from tests.actors.conftest import PEOPLE, in_place
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.cluster.version import THIS_VERSION, TidewalVersion
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -77,6 +78,7 @@ class Nodes:
         self.running: dict[str, NodeProcess] = {}
         self.settings: dict[str, Settings] = {}  # by node
         self.tables: dict[str, str] = {}  # by node: where it has its tables, unless where all have them
+        self.versions: dict[str, TidewalVersion] = {}  # by node: of its Tidewal, unless this one
         self._faults = LogFaults(rng)
         self._all: list[NodeProcess] = []
         self._clients = itertools.count()
@@ -109,7 +111,8 @@ class Nodes:
         options |= {"predecessor": predecessor, "settings": self.settings.get(each.name)}
         tables = self._directory / self.tables.get(each.name, "tables")
         try:
-            async with Standalone(wal, tables, roles=roles, **options) as node:
+            of_version = type("OfVersion", (Standalone,), {"_version": self.versions.get(each.name, THIS_VERSION)})
+            async with of_version(wal, tables, roles=roles, **options) as node:
                 each.started = node
                 each.ready.set()
                 failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(each.leaving.wait())

@@ -31,8 +31,8 @@ class Garbage:
         self._term = term
 
     def entry(self, channel: str) -> Append:
-        kinds = (self._noise, self._damaged, self._strange, self._foreign, self._out_of_range)
-        payload = self._rng.choices(kinds, (4, 4, 4, 4, 1))[0]()
+        kinds = (self._noise, self._damaged, self._strange, self._foreign, self._newer, self._out_of_range)
+        payload = self._rng.choices(kinds, (4, 4, 4, 4, 4, 1))[0]()
         return Append(channel, payload, self._rng.choice([0, self._rng.randrange(2**62)]))
 
     def _noise(self) -> bytes:
@@ -68,8 +68,7 @@ class Garbage:
     def _value(self, depth: int) -> object:
         rng = self._rng
         if not depth or rng.random() < 0.4:
-            # no version above 1 in an intact record: that would be a newer Tidewal's, which stops its readers
-            return rng.choice([None, 0, -1, -(2**63), 1.5, "", "kind", b"x", True])
+            return rng.choice([None, 0, 1, 2, 2**40, -1, -(2**63), 1.5, "", "kind", b"x", True])
         if rng.random() < 0.5:
             return [self._value(depth - 1) for _ in range(rng.randrange(4))]
         return {rng.choice(["v", "kind", "id", "times", "ends", "state", 7]): self._value(depth - 1) for _ in range(4)}
@@ -77,6 +76,18 @@ class Garbage:
     def _foreign(self) -> bytes:
         """A whole entry of this or another channel, a second time."""
         return self._rng.choice(self._seen)
+
+    def _newer(self) -> bytes:
+        """As a later Tidewal might write it without asking which level the cluster has: another type of records, a
+        record of a replicated state with a kind or of a level that is not there yet."""
+        rng = self._rng
+        if rng.random() < 0.3:
+            record = bytearray(encode(Record(RecordType.ROWS, ts=1)))
+            record[2] += 1  # the version
+            return bytes(record)
+        body = {"v": rng.choice([1, 2, 9]), "kind": rng.choice(["level", "register", "unheard of", "renew", "page"])}
+        type = rng.choice([RecordType.CATALOG, RecordType.CLUSTER, RecordType.FLUSHED])
+        return encode(Record(type, ts=1, producer="newer", pseq=rng.randrange(100), body=msgpack.packb(body)))
 
     def _out_of_range(self) -> bytes:
         return encode(Record(RecordType.ROWS, ts=2**64 - 1, term=self._term()))
@@ -108,7 +119,7 @@ async def test_a_node_outlives_garbage_in_every_channel_and_says_what_it_skipped
         collection = await client.describe_collection("people")
         owned = sorted({pchannel_of(vchannel) for vchannel in collection.vchannels})
         seen = [bytes(entry.payload) for channel in home.log.channels.values() for entry in channel.entries]
-        followed = [names.catalog, names.heartbeats, names.insert_events, *owned]
+        followed = [names.catalog, names.cluster, names.heartbeats, names.insert_events, *owned]
         followed += [names.requests(role) for role in ("mixcoord", "streamingnode", "proxy", "datanode", "querynode")]
         written = [channel for channel in home.log.channels if "-replies-" in channel]
         written += [names.cuts, names.query_events, names.dead_letters]

@@ -59,6 +59,30 @@ def test_the_leader_grants_what_has_no_owner_and_what_nothing_rests_on():
     ]
 
 
+def levelled(**highest: int) -> ClusterView:
+    """What the leader `a-1` has read, of members `a-1` and so on that know the levels from 1 to this one."""
+    seen = replace(view(), settled=True)
+    for name, level in highest.items():
+        member = NodeMember(f"{name}-1", name, ("mixcoord",), LEASE_MS, level)
+        seen.cluster.apply({"kind": "register", **member.to_wire(), "replaces": ""})
+    return seen
+
+
+def test_the_leader_raises_the_level_to_the_highest_that_all_members_know_and_the_catalogs_behind_it():
+    assert decide(levelled(a=1, b=1), {}).level == 0
+    assert decide(levelled(a=3, b=1), {}).level == 0
+    risen = levelled(a=3, b=2)
+    assert (decide(risen, {}).level, decide(risen, {}).catalog_level) == (2, 0)
+    assert decide(replace(risen, settled=False), {}).level == 0, "members that know less may be about to return"
+    assert decide(replace(risen, leader=Claim(b"claim", 1, "b-1")), {}).level == 0
+    risen.cluster.on_level(2)
+    assert (decide(risen, {}).level, decide(risen, {}).catalog_level) == (0, 2)
+    assert decide(replace(risen, catalog_level=2), {}).catalog_level == 0
+    held = levelled(a=2, b=2)
+    held.cluster.apply({"kind": "hold", "held": True})
+    assert decide(held, {}).level == 0
+
+
 def test_only_the_leader_grants_and_nothing_goes_to_a_node_that_is_no_member():
     wanted = {"p0": "b-1"}
     assert decide(view("a-1", "b-1", leader="b-1"), wanted).grants == ()

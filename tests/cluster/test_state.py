@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from tidewal.runtime.cluster.state import (
     ClusterState,
     NodeMember,
 )
-from tidewal.runtime.errors import BadRecord, FormatTooNew, PreconditionFailed, TidewalError
+from tidewal.runtime.errors import BadRecord, PreconditionFailed, TidewalError
 
 
 def register(incarnation: str, *, name: str = "n", replaces: str = "", lease_ms: int = 3_000) -> dict[str, object]:
@@ -106,6 +107,9 @@ def test_a_member_says_where_it_runs_and_since_when():
         {"kind": "found", "id": 1, "check": "c"},
         {**register("n-1"), "host": 7},
         {**register("n-1"), "since_ms": "now"},
+        {**register("n-1"), "min_level": "first"},
+        {**register("n-1"), "version": 7},
+        {"kind": "hold", "held": 1},
         {"kind": "register"},
         {**register("n-1"), "lease_ms": 0},
         {**register("n-1"), "roles": 7},
@@ -123,8 +127,28 @@ def test_a_malformed_record_is_bad_and_changes_nothing(event):
     assert state.snapshot() == before
 
 
-def test_a_record_that_only_a_newer_one_knows_stops_the_reader():
-    with pytest.raises(FormatTooNew, match="upgrade"):
+def test_the_level_rises_only_while_all_members_know_it_and_nobody_holds_it():
+    state = state_of({**register("a-1", name="a"), "level": 3}, {**register("b-1", name="b"), "level": 2})
+    with pytest.raises(PreconditionFailed, match="b-1"):
+        state.on_level(3)
+    state.apply({"kind": "hold", "held": True})
+    with pytest.raises(PreconditionFailed, match="held"):
+        state.on_level(2)
+    state.apply({"kind": "hold", "held": False})
+    state.on_level(2)
+    for levels in ({"level": 1}, {"level": 4, "min_level": 3}):
+        with pytest.raises(PreconditionFailed, match="level 2"):
+            state.apply({**register("c-1", name="c"), **levels})
+    state.apply({"kind": "hold", "held": True})
+    restored = ClusterState()
+    restored.restore(msgpack.unpackb(msgpack.packb(state.snapshot())))
+    assert (restored.level, restored.level_held) == (2, True)
+    state.apply({"kind": "evict", "incarnation": "b-1"})
+    assert state.known_level == 3
+
+
+def test_a_record_of_an_unknown_kind_is_passed_over():
+    with pytest.raises(BadRecord, match="level"):
         ClusterState().apply({"kind": "unheard_of"})
 
 

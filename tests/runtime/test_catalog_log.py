@@ -12,6 +12,7 @@ from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import MAX_TIMESTAMP, HybridClock
 from tidewal.runtime.errors import (
+    BadRecord,
     Closed,
     CorruptLog,
     DeadlineExceeded,
@@ -26,7 +27,7 @@ from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ControlAppend
 from tidewal.runtime.replicated import replica
-from tidewal.runtime.replicated.records import Claim, claim_event, decode_event, encode_event
+from tidewal.runtime.replicated.records import Claim, FeatureLevels, claim_event, decode_event, encode_event
 from tidewal.runtime.replicated.replica import SnapshotPacing
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, run_virtual
@@ -250,15 +251,15 @@ def test_what_is_no_event_is_counted_handed_over_and_skipped() -> None:
     run_virtual(main())
 
 
-def test_an_event_of_an_unknown_kind_stops_all() -> None:
+def test_an_event_of_an_unknown_kind_is_refused_and_stops_nobody() -> None:
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as leader:
             await leader.claim("a")
-            with pytest.raises(FormatTooNew):
+            with pytest.raises(BadRecord, match="unheard_of"):
                 await leader.append({"kind": "unheard_of"})
-            with pytest.raises(FormatTooNew):
-                await leader.changed()
+            await leader.append(created(1))
+            assert (leader.skipped, sorted(leader.catalog.collections)) == (1, ["c1"])
 
     run_virtual(main())
 
@@ -267,7 +268,7 @@ def test_a_node_that_cannot_read_the_catalog_to_its_end_neither_opens_nor_claims
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as leader:
-            leader.fold._supported = 2
+            leader.fold.levels = FeatureLevels(1, 2)
             await leader.claim("new")
             await leader.raise_level(2)
             old = CatalogLog(wal, NAMES, HybridClock(VirtualClock()))

@@ -26,7 +26,7 @@ from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.group_log import GroupLog
 from tidewal.runtime.log.record import RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, From, FromId
-from tidewal.runtime.replicated.records import encode_event
+from tidewal.runtime.replicated.records import FeatureLevels, encode_event
 from tidewal.runtime.testing.clock import VirtualClock
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
@@ -130,7 +130,7 @@ async def test_a_process_that_cannot_read_on_beats_no_more_and_its_member_is_evi
     old, new = await a.follow(), await b.follow()
     await join(old, "m1", a)
     await join(new, "m2", b)
-    new.fold._supported = 2
+    new.fold.levels = FeatureLevels(1, 2)
     await new.raise_level(2)
     with pytest.raises(FormatTooNew):
         await old.catch_up()

@@ -7,10 +7,10 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,6 +19,7 @@ from tidewal.runtime.errors import (
     CorruptLog,
     Fenced,
     FormatTooNew,
+    FormatTooOld,
     InvalidRequest,
     PositionLost,
     PreconditionFailed,
@@ -29,7 +30,7 @@ from tidewal.runtime.log.record import RecordType, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, OnAppended
 from tidewal.runtime.replicated import records
 from tidewal.runtime.replicated.fold import Fold
-from tidewal.runtime.replicated.records import Event, encode_event
+from tidewal.runtime.replicated.records import Event, FeatureLevels, encode_event
 from tidewal.runtime.replicated.replica import Replica, SnapshotPacing
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
@@ -48,7 +49,7 @@ class Versions:
 
     def apply(self, event: Event) -> None:
         if event["kind"] != "set":
-            raise FormatTooNew(f"an event {event['kind']}", supported=1)
+            raise records.unknown_kind("test", event["kind"])
         if self.versions.get(event["key"], 0) != event["after"]:
             raise PreconditionFailed(f"{event['key']} has another version")
         self.versions[event["key"]] = event["after"] + 1
@@ -59,6 +60,19 @@ class Versions:
 
     def restore(self, snapshot: Any) -> None:
         self.versions, self.applied = snapshot
+
+
+class LaterVersions(Versions):
+    """A later Tidewal's: from the second feature level on a key can be removed."""
+
+    kind_levels: ClassVar[dict[str, int]] = {"remove": 2}
+
+    def apply(self, event: Event) -> None:
+        if event["kind"] == "remove":
+            self.versions.pop(event["key"], None)
+            self.applied.append(event["name"])
+        else:
+            super().apply(event)
 
 
 class VersionsOfAll(Versions):
@@ -406,13 +420,86 @@ def test_a_snapshot_of_a_superseded_leader_does_no_harm() -> None:
     run_virtual(main())
 
 
-def test_a_record_above_the_feature_level_is_not_written_and_a_higher_level_stops_who_does_not_know_it() -> None:
+def removal(name: str, key: str = "k") -> Event:
+    return {"kind": "remove", "key": key, "name": name}
+
+
+@asynccontextmanager
+async def two_versions(log: MemoryLog, *, led: bool) -> AsyncIterator[list[Replica[Versions]]]:
+    """Two processes on one log, the second of which knows the second feature level, and leads where one is to."""
+    async with AsyncExitStack() as stack:
+        found: list[Replica[Versions]] = []
+        for author, state, highest in (("old", Versions, 1), ("new", LaterVersions, 2)):
+            wal, levels = MemoryWal(log), FeatureLevels(1, highest)
+            await wal.create_channel(CHANNEL, ChannelPolicy())
+            found.append(Replica(wal, CHANNEL, state, RecordType.CATALOG, led=led, author=author, levels=levels))
+            stack.push_async_callback(found[-1].close)
+            await found[-1].open()
+        if led:
+            await found[-1].claim("new")
+        yield found
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_what_needs_a_later_level_counts_for_no_version_before_the_log_has_that_level(led) -> None:
+    async def main() -> None:
+        log = MemoryLog()
+        async with two_versions(log, led=led) as [old, new]:
+            await new.propose(change("first"))
+            for event in (removal("too early"), {**change("too early", after=1), "v": 2}):
+                with pytest.raises(InvalidRequest, match="level"):
+                    await new.propose(event)
+            # As a process would write them that kept to no rule.
+            for number, fields in enumerate([{}, {"v": 1}, {"v": 2}, {"v": 0}, {"kind": "unheard of"}], 100):
+                claim = new.fold.claim if led else None
+                record = encode_event(RecordType.CATALOG, {**removal("early"), **fields}, "unruly", number, claim)
+                await new._log.append(CHANNEL, encode(record))
+            await new.propose(change("second", after=1))
+            await old.catch_up()
+            assert old.ended is None
+            assert old.skipped == new.skipped == 5
+            assert old.fold.state.applied == new.fold.state.applied == ["first", "second"]
+            assert old.fold.snapshot() == new.fold.snapshot(), "numbers and positions, too"
+            await new.raise_level(2)
+            await new.propose(removal("removed"))
+            assert new.fold.state.versions == {}
+            with pytest.raises(FormatTooNew, match="upgrade"):
+                await old.catch_up()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("led", [False, True])
+def test_a_log_begins_at_the_lowest_level_that_its_first_author_knows(led) -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        levels = FeatureLevels(2, 3)
+        newer = Replica(wal, CHANNEL, LaterVersions, RecordType.CATALOG, led=led, author="a", levels=levels)
+        await newer.open()
+        if led:
+            await newer.claim("a")
+        await newer.propose(removal("removed"))
+        for state, others in ((Versions, FeatureLevels(1, 1)), (LaterVersions, FeatureLevels(3, 4))):
+            other = Replica(wal, CHANNEL, state, RecordType.CATALOG, led=led, author="b", levels=others)
+            with pytest.raises(FormatTooNew if others.highest < 2 else FormatTooOld, match="level 2"):
+                await other.open()
+            await other.close()
+        await newer.snapshot()
+        after = Replica(wal, CHANNEL, LaterVersions, RecordType.CATALOG, led=led, author="c", levels=levels)
+        await after.open()
+        assert after.fold.level == 2
+        for each in (newer, after):
+            await each.close()
+
+    run_virtual(main())
+
+
+def test_the_record_that_raises_the_level_ends_who_does_not_know_it() -> None:
     async def main() -> None:
         log = MemoryLog()
         async with replicas("old", "new", log=log) as [old, new]:
-            new.fold._supported = 2
-            with pytest.raises(InvalidRequest, match="level"):
-                await new.propose({**change("first"), "v": 2})
+            new.fold.levels = FeatureLevels(1, 2)
             with pytest.raises(FormatTooNew):
                 await old.raise_level(2)
             with pytest.raises(PreconditionFailed, match="level"):
@@ -429,7 +516,7 @@ def test_a_process_stores_no_snapshot_of_a_state_that_lacks_a_record_of_a_newer_
     async def main() -> None:
         log = MemoryLog()
         async with replicas("old", "new", log=log) as [old, new]:
-            new.fold._supported = 2
+            new.fold.levels = FeatureLevels(1, 2)
             await new.propose(change("first"))
             await old.catch_up()
             before = old.fold.as_of, old.fold.snapshot()
@@ -469,7 +556,7 @@ def test_nothing_counts_before_the_log_has_begun() -> None:
 
 def test_a_page_that_claims_any_number_of_pages_costs_nothing() -> None:
     collector = records.PageCollector()
-    page = {"as_of": b"1", "of": 10**12, "digest": b"12345678", "page": 0, "data": b""}
+    page = {"v": 1, "as_of": b"1", "of": 10**12, "digest": b"12345678", "page": 0, "data": b""}
     collector.add(page)  # would take a terabyte
     for number in (-1, 10**12):
         with pytest.raises(BadRecord, match="page"):

@@ -18,9 +18,10 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from ...catalog.catalog import Catalog, catalog_fold
+from ...catalog.catalog import Catalog
 from ...cluster.state import ClusterState
-from ...errors import BadRecord
+from ...cluster.version import TidewalVersion
+from ...errors import BadRecord, FormatTooNew
 from ...log.names import Names
 from ...log.record import Record, RecordType
 from ...log.wal import Entry
@@ -41,7 +42,7 @@ def check_cluster(cluster: SimulatedCluster) -> None:
     """Raise `ClusterViolation`, with the last events, at the first thing that is wrong."""
     _check_terms(cluster)
     _check_state(cluster, Names().cluster, RecordType.CLUSTER, _members_fold)
-    catalog: Catalog = _check_state(cluster, Names().catalog, RecordType.CATALOG, catalog_fold).state
+    catalog: Catalog = _check_state(cluster, Names().catalog, RecordType.CATALOG, _catalog_fold).state
     for channel in cluster.channels:
         _check_channel(cluster, channel, catalog)
     ahead_ms = cluster.clock_ahead_ms()
@@ -100,27 +101,36 @@ def _shown(numbers: Sequence[int]) -> str:
 # ---- states ---------------------------------------------------------------------------------------------------------
 
 
-def _members_fold() -> Fold[ClusterState]:
-    return Fold(ClusterState, RecordType.CLUSTER, led=False)
+def _members_fold(version: TidewalVersion) -> Fold[ClusterState]:
+    return Fold(version.cluster, RecordType.CLUSTER, led=False, levels=version.levels)
+
+
+def _catalog_fold(version: TidewalVersion) -> Fold[Catalog]:
+    return Fold(version.catalog, RecordType.CATALOG, led=True, levels=version.levels)
 
 
 def _check_state(
-    cluster: SimulatedCluster, channel: str, type: RecordType, create: Callable[[], Fold[Any]]
+    cluster: SimulatedCluster, channel: str, type: RecordType, create: Callable[[TidewalVersion], Fold[Any]]
 ) -> Fold[Any]:
-    """Fold all entries that there ever were from the first one on, and from each snapshot on; returns the state."""
+    """Fold all entries that there ever were from the first one on, and from each snapshot on, as each version does that
+    knows the feature level; returns the state as the last version has it."""
     entries = [*cluster.faults.removed.get(channel, []), *cluster.log.channels[channel].entries]
     every = [entry for _, entry in sorted({entry.id: entry for entry in entries}.items())]
     pages = dict(_pages(every, type))
-    whole = _folded(create(), [entry for entry in every if entry.id not in pages])
-    for as_of in sorted(_whole_snapshots(pages.values())):
-        behind = [entry for entry in every if entry.id >= as_of and _as_of(pages, entry) in (None, as_of)]
-        if _folded(create(), behind).snapshot() != whole.snapshot():
-            _fail(cluster, f"the state from the snapshot as of {as_of.hex()} is not the state from the start", channel)
+    states: dict[TidewalVersion, Fold[Any]] = {}
+    for version in cluster.plan.versions:
+        with suppress(FormatTooNew):
+            states[version] = whole = _folded(create(version), [entry for entry in every if entry.id not in pages])
+            for as_of in sorted(_whole_snapshots(pages.values())):
+                behind = [entry for entry in every if entry.id >= as_of and _as_of(pages, entry) in (None, as_of)]
+                if _folded(create(version), behind).snapshot() != whole.snapshot():
+                    _fail(cluster, f"the snapshot as of {as_of.hex()} gives another state than the start", channel)
     for node in cluster.nodes:
         fold = node.catalog.fold if channel == Names().catalog else node.cluster.fold
-        if node.process.running and fold.position == every[-1].id and fold.snapshot() != whole.snapshot():
+        running = node.process.running and fold.position == every[-1].id
+        if running and fold.snapshot() != states[node.version].snapshot():
             _fail(cluster, f"{node.incarnation} has another state than a reader from the start", channel)
-    return whole
+    return states[cluster.plan.versions[-1]]
 
 
 def _pages(entries: Sequence[Entry], type: RecordType) -> Iterator[tuple[bytes, Event]]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from ...clock import physical_ms
 from ...cluster.membership import RENEW_S
+from ...cluster.version import THIS_VERSION, TidewalVersion
+from ...errors import FormatTooNew, FormatTooOld
 from ...log.names import Names
 from ...log.wal import ChannelPolicy
 from ..clock import VirtualLoop
@@ -28,7 +30,8 @@ LOOK_S = 0.05  # between two looks at who could acknowledge
 class ClusterPlan:
     """What a simulated cluster consists of. `leases_s` are those of the nodes, by turns; each renews three times a
     lease, and each second at least. Clients append every `interval_s` seconds. With `balance` nodes report their load,
-    so that channels move for balance."""
+    so that channels move for balance. Of several `versions` the nodes begin with the first, and faults change them; a
+    node that does not know the cluster's feature level is started again with the last."""
 
     nodes: int = 3
     channels: int = 4
@@ -36,6 +39,7 @@ class ClusterPlan:
     leases_s: tuple[float, ...] = (3.0,)
     interval_s: float = 0.25
     balance: bool = True
+    versions: tuple[TidewalVersion, ...] = (THIS_VERSION,)
 
 
 @dataclass
@@ -45,6 +49,7 @@ class _Host:
     name: str
     clock: NodeClock
     lease_s: float
+    version: TidewalVersion
     life: int = 0
     node: SimulatedNode | None = None
     cut: set[str] = field(default_factory=set[str])
@@ -74,7 +79,9 @@ class SimulatedCluster:
         self._loop = loop
         leases = self.plan.leases_s
         self._hosts = {
-            f"n{number}": _Host(f"n{number}", NodeClock(loop.clock), leases[number % len(leases)])
+            f"n{number}": _Host(
+                f"n{number}", NodeClock(loop.clock), leases[number % len(leases)], self.plan.versions[0]
+            )
             for number in range(self.plan.nodes)
         }
         self._clients = [
@@ -176,11 +183,19 @@ class SimulatedCluster:
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    def start_node(self, name: str, *, has_lock: bool = False, lease_s: float | None = None) -> SimulatedNode:
+    def start_node(
+        self,
+        name: str,
+        *,
+        has_lock: bool = False,
+        lease_s: float | None = None,
+        version: TidewalVersion | None = None,
+    ) -> SimulatedNode:
         """Start a node that does not run, as a new incarnation. `has_lock`: it has the file lock of its name, and so
-        knows that the life before is dead. `lease_s` is its lease from now on."""
+        knows that the life before is dead. `lease_s` and `version` are its lease and version from now on."""
         host = self._hosts[name]
         host.lease_s = lease_s or host.lease_s
+        host.version = version or host.version
         before = host.node.incarnation if host.node is not None and has_lock else ""
         host.life += 1
         process, renew_s = SimulatedProcess(), min(host.lease_s / 3, RENEW_S)
@@ -198,6 +213,7 @@ class SimulatedCluster:
             lease_s=host.lease_s,
             renew_s=renew_s,
             reports=self.plan.balance,
+            version=host.version,
         )
         task = process.spawn(host.node.run(before))
         host.tasks = [asyncio.create_task(self._supervise(host, host.node, task))]
@@ -210,7 +226,10 @@ class SimulatedCluster:
         if node.process.dead:
             return
         node.process.kill()
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and isinstance(task.exception(), FormatTooNew | FormatTooOld):
+            self.note(f"{node.incarnation} does not know the feature level: {task.exception()}")
+            host.version = self.plan.versions[-1]
+        elif not task.cancelled() and task.exception() is not None:
             raise AssertionError(f"{node.incarnation} ended with an error") from task.exception()
         await asyncio.sleep(RESTART_S)
         if host.node is node:
@@ -249,6 +268,12 @@ class SimulatedCluster:
         if leader is not None and state is not None and state.owner != node.incarnation:
             self.note(f"{channel} is to move to {node.incarnation}")
             leader.process.spawn(leader.move(channel, state.term, node.incarnation))
+
+    def hold_level(self, name: str, *, held: bool) -> None:
+        """Let an operator, at a node, hold the feature level of the cluster, or let it rise."""
+        node = self.node(name)
+        self.note(f"the feature level {'is held' if held else 'may rise'}")
+        node.process.spawn(node.hold_level(held))
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ RATES = (0.96, 1.04)  # of clocks: further apart than this, the margin of leases
 class FaultDriver:
     """Does one thing after another to a cluster, several at a time: kills, stops, clocks that are set and run at other
     rates, nodes that are cut off from their lease, stalls of the state channels for up to two leases, appends that
-    fail, land late, or have an unknown outcome, readers that lag, nodes that leave, channels that move."""
+    fail, land late, or have an unknown outcome, readers that lag, nodes that leave, channels that move, and nodes that
+    change their version where there are several."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
@@ -33,23 +34,24 @@ class FaultDriver:
         """Let faults happen for so many seconds, and end them all."""
         loop, rng = asyncio.get_running_loop(), self._rng
         ends_s = loop.time() + faults_s
+        faults = [
+            self._kill,
+            self._kill,
+            self._pause,
+            self._pause,
+            self._stall,
+            self._cut,
+            self._cut,
+            self._clock,
+            self._append,
+            self._leave,
+            self._move,
+            self._move,
+        ]
+        if len(self._cluster.plan.versions) > 1:
+            faults.append(self._change_version)
         while loop.time() < ends_s:
-            fault = rng.choice(
-                [
-                    self._kill,
-                    self._kill,
-                    self._pause,
-                    self._pause,
-                    self._stall,
-                    self._cut,
-                    self._cut,
-                    self._clock,
-                    self._append,
-                    self._leave,
-                    self._move,
-                    self._move,
-                ]
-            )
+            fault = rng.choice(faults)
             self._under_way.append(asyncio.create_task(fault()))
             await asyncio.sleep(rng.uniform(0.1, 3))
         await self._end()
@@ -95,6 +97,19 @@ class FaultDriver:
             await asyncio.sleep(self._lease_s)
             if self._cluster.node(name).process.dead:
                 await self._restart(name)
+
+    async def _change_version(self) -> None:
+        """End a node, or let it leave, and start it with another version, the last one rather than others; an operator
+        holds the feature level, or does not any more."""
+        if name := self._node():
+            self._cluster.hold_level(name, held=self._rng.random() < 0.2)
+            end = self._rng.choice([self._cluster.kill, self._cluster.leave])
+            end(name)
+            await asyncio.sleep(self._lease_s)
+            if self._cluster.node(name).process.dead:
+                versions = self._cluster.plan.versions
+                last = self._rng.random() < 0.6
+                self._cluster.start_node(name, version=versions[-1] if last else self._rng.choice(versions))
 
     async def _move(self) -> None:
         if name := self._node():

@@ -17,6 +17,7 @@ from ...cluster.limits import timestamp_limit
 from ...cluster.membership import NodeMembership
 from ...cluster.roles import COORDINATOR, STREAMING_NODE
 from ...cluster.state import RATES, NodeMember
+from ...cluster.version import TidewalVersion
 from ...errors import Fenced, PreconditionFailed, TidewalError, Unavailable
 from ...log.names import Names
 from ...ownership import Appended
@@ -49,19 +50,31 @@ class SimulatedNode:
         lease_s: float,
         renew_s: float,
         reports: bool,
+        version: TidewalVersion,
     ) -> None:
         self.name: str = name
+        self.version: TidewalVersion = version
         self.process: SimulatedProcess = process
         self.clock: NodeClock = clock
         self.incarnation: str = f"{name}-{life}"
         self.wal: SimulatedWal = wal
         self.hybrid: HybridClock = HybridClock(clock)
-        self.catalog: CatalogLog = CatalogLog(wal, Names(), self.hybrid, author=self.incarnation)
-        self.cluster: ClusterLog = ClusterLog(wal, Names(), self.hybrid, self.incarnation)
+        self.catalog: CatalogLog = CatalogLog(
+            wal, Names(), self.hybrid, author=self.incarnation, create=version.catalog, levels=version.levels
+        )
+        self.cluster: ClusterLog = ClusterLog(wal, Names(), self.hybrid, self.incarnation, version=version)
         self.catalog.pacing, self.cluster.pacing = CATALOG_PACING, CLUSTER_PACING
         self.lease_ms: int = int(lease_s * 1000)
         self.hangs: bool = False  # the loop does not answer, and the heartbeat goes on
-        member = NodeMember(self.incarnation, name, (COORDINATOR, STREAMING_NODE), self.lease_ms)
+        member = NodeMember(
+            self.incarnation,
+            name,
+            (COORDINATOR, STREAMING_NODE),
+            self.lease_ms,
+            version.levels.highest,
+            min_level=version.levels.lowest,
+            version=version.number,
+        )
         self.membership: NodeMembership = NodeMembership(
             self.cluster, clock, member, may_renew=lambda: not self.hangs, report=lambda: {RATES: {}} if reports else {}
         )
@@ -128,6 +141,11 @@ class SimulatedNode:
         with suppress(TidewalError):
             to = {channel: (term, incarnation)}
             await self.catalog.append({"kind": "move", "channels": to, "at_ms": self.clock.wall_ms()})
+
+    async def hold_level(self, held: bool) -> None:
+        """Let the feature level of the cluster stay as it is, or rise."""
+        with suppress(TidewalError):
+            await self.cluster.propose({"kind": "hold", "held": held})
 
     async def _renew(self) -> None:
         while True:
