@@ -18,7 +18,9 @@ from ..runtime.cluster.state import CLOCK_MS, UNREADABLE, NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
+from ..runtime.replicated.records import FeatureLevels
 from .connect import over_log
+from .level import described_level, level_sentence
 from .logging_setup import logged
 from .one_line import one_line
 from .open_log import LogUrl, Prefix, shown_time
@@ -29,7 +31,20 @@ CLOCKS_APART_S = 30.0  # a member that was killed has reported its clock last up
 ENDED_SHOWN = 10  # in the table; the log remembers more
 
 LEADER_COLUMNS = ("node", "incarnation", "term")
-MEMBER_COLUMNS = ("node", "incarnation", "state", "roles", "lease_ms", "host", "address", "since", "age_s", "report")
+MEMBER_COLUMNS = (
+    "node",
+    "incarnation",
+    "state",
+    "roles",
+    "version",
+    "levels",
+    "lease_ms",
+    "host",
+    "address",
+    "since",
+    "age_s",
+    "report",
+)
 ENDED_COLUMNS = ("incarnation", "how", "time", "lease_ms")
 PCHANNEL_COLUMNS = ("channel", "node", "term", "active", "until", "moves_to", "pinned_to", "collections")
 
@@ -69,6 +84,7 @@ def described(found: StoredCluster, now_ms: int) -> dict[str, Any]:
         ],
         "pchannels": [_pchannel(found, name, state) for name, state in sorted(_pchannels(found.catalog).items())],
         "balance": found.catalog.wishes.balance,
+        "level": described_level(found.nodes),
         "conditions": list(conditions(found, now_ms)),
     }
 
@@ -86,6 +102,8 @@ def _member(found: StoredCluster, member: NodeMember, now_ms: int) -> dict[str, 
         "roles": list(member.roles),
         "lease_ms": member.lease_ms,
         "level": member.level,
+        "min_level": member.min_level,
+        "version": member.version or None,
         "host": member.host or None,
         "address": member.address or None,
         "since": _time(compose(max(0, member.since_ms))),
@@ -142,6 +160,7 @@ def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     """What is not as it should be, each in a sentence. Some of it passes by itself, as while channels move."""
     yield from _of_the_leader(found)
     yield from _of_members(found)
+    yield from _of_versions(found)
     yield from _of_clocks(found, now_ms)
     yield from _of_tables(found)
     yield from _of_owners(found)
@@ -171,6 +190,18 @@ def _of_members(found: StoredCluster) -> Iterator[str]:
     for role in ROLE_NAMES:
         if role not in offered:
             yield f"no member offers the role {role}"
+
+
+def _of_versions(found: StoredCluster) -> Iterator[str]:
+    by_version: defaultdict[str, list[str]] = defaultdict(list)
+    for member in _sorted_members(found):
+        by_version[member.version or "an unknown one"].append(member.name)
+    if len(by_version) > 1:
+        listed = "; ".join(f"{version}: {', '.join(names)}" for version, names in sorted(by_version.items()))
+        yield f"members have {len(by_version)} versions of Tidewal: {listed}"
+    level = described_level(found.nodes)
+    if level["known"] > level["present"]:
+        yield level_sentence(level)
 
 
 def _of_clocks(found: StoredCluster, now_ms: int) -> Iterator[str]:
@@ -217,7 +248,8 @@ def _how_it_ended(found: StoredCluster, incarnation: str) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    typer.echo(f"cluster  {one_line(found['cluster'] or 'without an id')}\n")
+    typer.echo(f"cluster  {one_line(found['cluster'] or 'without an id')}")
+    typer.echo(f"level    {found['level']['present']}{', held' if found['level']['held'] else ''}\n")
     ended = found["ended"]
     before = len(ended) - ENDED_SHOWN
     print_titled("leader", LEADER_COLUMNS, [found["leader"]] if found["leader"] else [])
@@ -231,7 +263,8 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _member_row(member: Mapping[str, Any]) -> dict[str, object]:
-    return {**member, "roles": ", ".join(member["roles"]), "report": member["report"] or None}
+    levels = FeatureLevels(member["min_level"], member["level"])
+    return {**member, "roles": ", ".join(member["roles"]), "levels": str(levels), "report": member["report"] or None}
 
 
 def _pchannel_row(pchannel: Mapping[str, Any]) -> dict[str, object]:

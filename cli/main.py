@@ -47,6 +47,7 @@ COMMANDS = {
     "move": "Move a pchannel to a node, and wait until it takes appends there.",
     "pin": "Let a pchannel be on a node whenever that one is there.",
     "balance": "Say whether channels move for balance, or show how they lie.",
+    "level": "Show the feature level of a cluster, hold it before an upgrade, or let it rise.",
     "catalog": "The collections of a log as a file, and collections from such a file: export, import.",
     "groups": "Show consumer groups, move their positions, drop them.",
     "dlq": "Dead letters, what readers and groups could not use: show, replay, drop.",

@@ -154,6 +154,16 @@ ALERTS = (
         "start a node with this role",
     ),
     Alert(
+        "VersionsMixed",
+        "mixcoord_member_version_num",
+        "count(count by (version) ({metric} > 0)) > 1",
+        "6h",
+        "warning",
+        "nodes of {{ $value }} versions of Tidewal are members of the cluster: an upgrade has not ended",
+        "upgrade the nodes that `tidewal inspect cluster` names, or take the others back; what the later version adds"
+        " waits for them",
+    ),
+    Alert(
         "MembersSilent",
         "mixcoord_eviction_total",
         _happened(NODE_LABEL),

@@ -12,6 +12,7 @@ from tidewal.runtime.clock import HybridClock, SystemClock, compose
 from tidewal.runtime.cluster.cluster_log import ClusterLog
 from tidewal.runtime.cluster.membership import NodeMembership
 from tidewal.runtime.cluster.state import NodeMember
+from tidewal.runtime.cluster.version import THIS_VERSION, TidewalVersion
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -49,16 +50,26 @@ class StoredNode:
 
 @asynccontextmanager
 async def stored_node(
-    wal: Wal, incarnation: str, *, roles: Sequence[str] = ALL_ROLES, replaces: str = "", lease_ms: int = 3_000
+    wal: Wal,
+    incarnation: str,
+    *,
+    roles: Sequence[str] = ALL_ROLES,
+    replaces: str = "",
+    lease_ms: int = 3_000,
+    version: TidewalVersion = THIS_VERSION,
 ) -> AsyncIterator[StoredNode]:
     """A process that joins, and neither renews nor leaves. Its name is what stands before the dash."""
     clock = HybridClock(SystemClock())
-    log, catalog = ClusterLog(wal, Names(), clock, incarnation), CatalogLog(wal, Names(), clock, author=incarnation)
+    log = ClusterLog(wal, Names(), clock, incarnation, version=version)
+    catalog = CatalogLog(wal, Names(), clock, author=incarnation)
     member = NodeMember(
         incarnation,
         incarnation.partition("-")[0],
         tuple(roles),
         lease_ms,
+        version.levels.highest,
+        min_level=version.levels.lowest,
+        version=version.number,
         address="127.0.0.1:7",
         host="box",
         since_ms=1_700_000_000_000,

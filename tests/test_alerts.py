@@ -133,6 +133,15 @@ CASES = [
         "no member of the cluster offers the role querynode: what it does waits",
         {"role_name": "querynode"},
     ),
+    Case(
+        "VersionsMixed",
+        'tidewal_mixcoord_member_version_num{node_id="n", version="2"}',
+        "_x5 1x370 _x9",
+        [367, 370],
+        [360, 390],
+        "nodes of 2 versions of Tidewal are members of the cluster: an upgrade has not ended",
+        beside={'tidewal_mixcoord_member_version_num{node_id="n", version="1"}': "2x400"},
+    ),
     *counted(
         "MembersSilent",
         "mixcoord_eviction_total",

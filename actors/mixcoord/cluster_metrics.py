@@ -47,6 +47,9 @@ class ClusterMetrics:
         members = view.cluster.members
         offered = Counter(role for member in members.values() for role in member.roles)
         self._show("mixcoord_member_num", "role_name", {role: offered[role] for role in ROLE_NAMES})
+        self._metrics.gauge("mixcoord_feature_level").set(view.cluster.level)
+        versions = Counter(member.version or "unknown" for member in members.values())
+        self._show("mixcoord_member_version_num", "version", versions)
         ages_s: dict[str, float] = {}
         for member in members.values():
             if member.incarnation != view.own:  # a lease of one's own may be renewed without a record

@@ -234,6 +234,10 @@ _MIXCOORD = (
         "Since a coordinator last read a renewal of the member; its lease ends soon after its duration",
         "member_name",
     ),
+    gauge(
+        "mixcoord_feature_level", "info", "The feature level of the cluster: it rises once all members know the next"
+    ),
+    gauge("mixcoord_member_version_num", "count", "Members of the cluster that run the version of Tidewal", "version"),
     counter("mixcoord_eviction_total", "Leases of silent members that this coordinator has ended"),
     gauge("mixcoord_channel_num", "count", "Physical channels that the member owns, and has open", "member_name"),
     gauge(

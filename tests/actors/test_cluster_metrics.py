@@ -13,6 +13,7 @@ from tests.actors.conftest import PEOPLE
 from tests.actors.nodes import LEASE_S, TAKEN_OVER_S, NodeProcess, Nodes
 from tidewal.actors.mixcoord.cluster_metrics import EVERY_S
 from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.cluster.version import THIS_VERSION
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_factories=["memory"])]
@@ -51,6 +52,8 @@ async def test_members_are_shown_by_role_and_channels_by_owner_on_each_coordinat
         assert sum(shown(node, OWNED).values()) == len(channels)
         assert set(shown(node, OWNED)) == {"first", "second"}
         assert shown(node, WITHOUT_OWNER) == dict.fromkeys(channels, 0.0)
+        assert shown(node, "mixcoord_member_version_num") == {THIS_VERSION.number: 2}
+        assert node.node.node.metrics.value("mixcoord_feature_level") == 1
     assert set(shown(second, "mixcoord_lease_age_seconds")) == {"first"}
     assert shown(second, "mixcoord_lease_age_seconds")["first"] < LEASE_S
 

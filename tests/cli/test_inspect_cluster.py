@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.versions import NEW
 from tests.commands import Command
 from tests.stored_cluster import ALL_ROLES, LIMIT, UNTIL, stored_node
 from tidewal.actors.standalone import ROLES
@@ -20,6 +21,7 @@ from tidewal.runtime.catalog.placement_wishes import PlacementWishes
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.cluster.identity import found_or_check
 from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.cluster.version import THIS_VERSION
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
@@ -85,6 +87,8 @@ def test_a_cluster_that_is_well(command: Command, tmp_path: Path) -> None:
     }
     assert (second["channel"], second["active"], second["collections"]) == (P1, False, ["c1", "c2"])
     assert told["balance"] is True
+    assert told["level"] == {"present": 1, "held": False, "known": 1, "waits_for": []}
+    assert (a["version"], a["min_level"]) == (THIS_VERSION.number, 1)
     assert told["conditions"] == []
     assert "s3cret" not in json.dumps(told)
 
@@ -93,8 +97,9 @@ def test_as_tables(command: Command, tmp_path: Path) -> None:
     over(tmp_path, a_cluster)
     ended = command("inspect", "cluster", tmp_path)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines()[0] == "cluster  production"
-    assert re.search(r"a +a-1 +- +mixcoord, streamingnode, proxy, datanode, querynode +3000 +box +127", ended.out)
+    assert ended.out.splitlines()[:2] == ["cluster  production", "level    1"]
+    roles, version = r"mixcoord, streamingnode, proxy, datanode, querynode", re.escape(THIS_VERSION.number)
+    assert re.search(rf"a +a-1 +- +{roles} +{version} +1 +3000 +box +127", ended.out)
     assert re.search(r"c-1 +evicted +20", ended.out)
     assert re.search(rf"dml_0 +a +1 +yes +{UNTIL} +- +- +c1", ended.out)
     assert re.search(r"dml_1 +a +1 +no +\S+ +- +- +c1, c2", ended.out)
@@ -128,6 +133,33 @@ async def test_a_channel_without_an_owner_and_one_whose_owner_was_evicted() -> N
         ("a-1", None, True),
         (None, None, False),
         (None, None, False),
+    ]
+
+
+async def test_an_upgrade_that_waits_and_one_that_is_held() -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a, stored_node(wal, "b-1", version=NEW):
+            await a.grant(P0)
+
+    async def held(wal: Wal) -> None:
+        async with stored_node(wal, "b-1", version=NEW) as b:
+            await b.grant(P0)
+            await b.log.propose({"kind": "hold", "held": True})
+
+    _, told = await told_of(work)
+    old = THIS_VERSION.number
+    assert told["level"] == {"present": 1, "held": False, "known": 2, "waits_for": [f"a ({old})"]}
+    assert [(each["version"], each["min_level"], each["level"]) for each in told["members"]] == [
+        (old, 1, 1),
+        (NEW.number, 1, 2),
+    ]
+    assert told["conditions"] == [
+        f"members have 2 versions of Tidewal: {old}: a; {NEW.number}: b",
+        f"the feature level is 1; it rises to 2 once these are upgraded or have ended: a ({old})",
+    ]
+    _, told = await told_of(held)
+    assert told["conditions"] == [
+        "the feature level is held at 1, and all members know 2: `tidewal level URL raise` lets it rise"
     ]
 
 

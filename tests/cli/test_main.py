@@ -126,6 +126,7 @@ BEHIND_THE_LOG = {
     "move": ["c", "n"],
     "pin": ["c", "n"],
     "balance": [],
+    "level": [],
     "catalog export": [],
     "catalog import": [Path(__file__).parent / "catalog_export.json"],
     "groups list": [],
