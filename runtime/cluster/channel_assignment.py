@@ -25,11 +25,10 @@ def assign_channels(
     states, members = view.catalog.channels, view.cluster.members
     wanted = sorted(set(channels))
     holders = {name: _holder(states[name], members) for name in wanted if name in states}
-    rates = _rates(members.values())
     return assign(
         STREAMING_NODE,
         [_member(view, member) for member in members.values() if member.incarnation not in view.silent],
-        [_channel(view, name, rates.get(name, 0)) for name in wanted],
+        [_channel(view, name) for name in wanted],
         {name: [holder] for name, holder in holders.items() if holder},
         now_ms=view.wall_ms,
         settled=view.settled,
@@ -56,12 +55,12 @@ def _member(view: ClusterView, member: NodeMember) -> AssignableMember:
     )
 
 
-def _channel(view: ClusterView, name: str, rate: int) -> AssignableChannel:
+def _channel(view: ClusterView, name: str) -> AssignableChannel:
     state = view.catalog.channels.get(name, PChannelState())
     pin, failed = view.catalog.wishes.pins.get(name), view.cluster.members.get(state.failed_on)
     return AssignableChannel(
         name,
-        IDLE_WEIGHT + rate,
+        IDLE_WEIGHT + _rate(view.cluster.members.get(state.owner), name),
         pins=(pin,) if pin else (),
         moved_ms=state.moved_ms or None,
         moving=state.target in view.cluster.members and state.target != state.owner,
@@ -69,12 +68,9 @@ def _channel(view: ClusterView, name: str, rate: int) -> AssignableChannel:
     )
 
 
-def _rates(members: Iterable[NodeMember]) -> dict[str, int]:
-    """The bytes a second of all channels, as their owners have reported them. What cannot be one is none."""
-    found: dict[str, int] = {}
-    for member in members:
-        rates = member.report.get(RATES)
-        for name, rate in cast("Mapping[object, object]", rates if isinstance(rates, dict) else {}).items():
-            if isinstance(name, str) and isinstance(rate, int):
-                found[name] = max(rate, 0)
-    return found
+def _rate(owner: NodeMember | None, channel: str) -> int:
+    """The bytes a second of a channel as its owner has reported them; another member's report is of a time when it was
+    the owner. What cannot be one is none."""
+    rates = None if owner is None else owner.report.get(RATES)
+    rate = cast("Mapping[object, object]", rates).get(channel) if isinstance(rates, dict) else None
+    return max(rate, 0) if isinstance(rate, int) else 0

@@ -15,6 +15,7 @@ from tidewal.runtime.replicated.records import Claim
 CHANNELS = [f"p{number}" for number in range(64)]
 LEASE_MS = 3_000
 WALL_MS = 1_000_000
+MIB = 1024 * 1024
 
 
 def view(
@@ -187,6 +188,17 @@ def test_operators_cordon_drain_pin_and_stop_balance():
     assert wanted(wishes.with_node("a", "drained").with_node("b", "cordoned")) == set()
     assert wanted(PlacementWishes()) == {"p0"} or wanted(PlacementWishes()) == {"p1"}
     assert wanted(PlacementWishes().with_node("b", "cordoned")) == set()
+
+
+def test_a_channel_weighs_what_its_owner_reports_whoever_else_reports_of_it():
+    owned = {name: PChannelState("a-1", 1, fences={1: b"f"}) for name in ("p0", "p1")}
+    seen = reporting(view("a-1", "b-1", channels=owned))
+    members = seen.cluster.members
+    members["a-1"] = replace(members["a-1"], report={RATES: {"p0": 10 * MIB, "p1": "much"}})
+    members["b-1"] = replace(members["b-1"], report={RATES: {"p0": 0, "p1": 100 * MIB}})  # of when it was the owner
+    assert set(placed(seen, ["p0", "p1"]).values()) == {"a-1", "b-1"}
+    [move] = assign_channels(seen, ["p0", "p1"]).moves
+    assert move.channel == "p1", "the lighter one moves"
 
 
 def test_a_channel_that_a_node_could_not_open_goes_to_another_one():
