@@ -11,11 +11,11 @@ import typer
 from ..runtime.clock import HybridClock, SystemClock
 from ..runtime.cluster.cluster_log import ClusterLog
 from ..runtime.cluster.detector import MARGIN
+from ..runtime.cluster.named_members import members_named
 from ..runtime.cluster.state import ClusterState, NodeMember
 from ..runtime.errors import InvalidRequest
 from ..runtime.log.names import DEFAULT_PREFIX, Names
 from ..runtime.log.wal import Wal
-from ..runtime.nearest import nearest
 from .connect import over_log
 from .logging_setup import logged
 from .one_line import one_line
@@ -50,32 +50,22 @@ async def evict_node(wal: Wal, names: Names, node: str) -> NodeMember:
     log = ClusterLog(wal, names, HybridClock(SystemClock()), f"evict-{uuid4().hex}")
     try:
         await log.open()
-        member = member_named(log.cluster, node)
+        member = _the_member(log.cluster, node)
         await log.propose({"kind": "evict", "incarnation": member.incarnation})
         return member
     finally:
         await log.close()
 
 
-def member_named(cluster: ClusterState, node: str) -> NodeMember:
-    """The member with this incarnation, or else of this name. Raises `InvalidRequest` where there is none, or several
-    have the name."""
-    if node in cluster.members:
-        return cluster.members[node]
-    found = [member for member in cluster.members.values() if member.name == node]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = ", ".join(sorted(member.incarnation for member in found))
+def _the_member(cluster: ClusterState, node: str) -> NodeMember:
+    found = members_named(cluster, node)
+    if len(found) > 1:
+        listed = ", ".join(each.incarnation for each in found)
         raise InvalidRequest(
             f"{len(found)} members are named {node!r}: give the incarnation of the one that is meant: {listed}",
             argument="node",
         )
-    if node in cluster.gone:
-        raise InvalidRequest(f"{node} is no member any more: {cluster.gone[node].how}", argument="node")
-    near = nearest(node, [*(member.name for member in cluster.members.values()), *cluster.members])
-    advice = near or "; `tidewal inspect cluster` shows all"
-    raise InvalidRequest(f"the cluster has no member {node!r}{advice}", argument="node")
+    return found[0]
 
 
 def _as_json(evicted: NodeMember) -> dict[str, Any]:

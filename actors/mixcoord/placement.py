@@ -12,6 +12,7 @@ from ...runtime.catalog.placement_wishes import DRAINED, PlacementWishes
 from ...runtime.cluster.assignment_plan import ChannelMove
 from ...runtime.cluster.channel_assignment import assign_channels
 from ...runtime.cluster.decisions import ClusterView
+from ...runtime.cluster.named_members import members_named
 from ...runtime.cluster.roles import STREAMING_NODE
 from ...runtime.cluster.state import ClusterState, NodeMember
 from ...runtime.errors import DeadlineExceeded, InvalidRequest, Unavailable
@@ -167,15 +168,7 @@ class Placement:
     def _member(self, node: str) -> NodeMember:
         """The member that can own channels, by its name or incarnation; of two of one name the later. Raises
         `InvalidRequest`."""
-        owners = self._cluster.with_role(STREAMING_NODE)
-        found = [each for each in owners if node in (each.name, each.incarnation)]
-        if not found:
-            near = nearest(node, [each.name for each in owners])
-            raise InvalidRequest(
-                f"no node {node!r} of the cluster can own channels{near or '; `tidewal inspect cluster` shows all'}",
-                argument="node",
-            )
-        return max(found, key=lambda each: (each.since_ms, each.incarnation))
+        return members_named(self._cluster, node, STREAMING_NODE)[-1]
 
     def _name_of(self, node: str, *, known: bool = False) -> str:
         """The name of a node; with `known`, one that operators have named before need not be there."""

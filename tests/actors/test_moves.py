@@ -133,10 +133,10 @@ async def test_what_cannot_be_is_refused_with_what_to_do(three: Nodes) -> None: 
         await client.create_collection(PEOPLE, shards=3)
         cluster, channel = PlacementClient(client), min(three.owners())
         for asked, said in (
-            (cluster.move(channel, "aa"), "no node 'aa' of the cluster can own channels"),
+            (cluster.move(channel, "aa"), "the cluster has no member 'aa' that offers streamingnode"),
             (cluster.move("nothing", "a"), "the cluster has no pchannel 'nothing'"),
-            (cluster.drain("zz"), "no node 'zz'"),
-            (cluster.uncordon("zz"), "no node 'zz'"),
+            (cluster.drain("zz"), "no member 'zz'"),
+            (cluster.uncordon("zz"), "no member 'zz'"),
             (cluster.pin("nothing", "a"), "no pchannel"),
         ):
             error = await error_of(asked)
