@@ -48,6 +48,8 @@ IDLE_TICK_S = 600.0
 CHECK_FIRST_S = 1.0  # until the DataNode is asked why a flush is not done; doubled each time
 CHECK_MAX_S = 30.0
 
+UNFLUSHED = "unflushed"  # tag of a snapshot in a pchannel: what of it is not in the tables yet (`unflushed.py`)
+
 _log = logging.getLogger("tidewal.streamingnode")
 
 
@@ -97,6 +99,7 @@ class StreamingNode(Role):
             observer=_Observer(self),
             grants=self.catalog,
             lease_holds=node.cluster.holds,
+            snapshot_tags=lambda channel: {UNFLUSHED: self._unflushed.carried(channel, self._vchannels.is_open)},
         )
         self._grants = GrantedChannels(node, self.catalog, self._owner, self._vchannels, self._unflushed, self._spawn)
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
@@ -299,10 +302,15 @@ class StreamingNode(Role):
                 except BadRecord as error:  # the next flush event of that collection covers it
                     self.dead_letters.bad(self.node.names.insert_events, entry, error)
 
-    def recovered(self, record: Record) -> None:
-        """Count a record that was found in the log while its channel was acquired."""
+    def recovered(self, channel: str, record: Record) -> None:
+        """Count a record that was found in the log while its channel was acquired, and what its last owner counted."""
         if record.type is RecordType.ROWS:
             self._unflushed.recover(record.vchannel, record.ts, len(record.body))
+        elif isinstance(carried := record.tags.get(UNFLUSHED), bytes):
+            try:
+                self._unflushed.take_over(channel, carried)
+            except BadRecord as error:  # what was read of the log stays counted
+                _log.warning("what of %s is not in its tables yet is counted anew: %s", channel, error)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -329,7 +337,7 @@ class _Observer(ChannelOwnerMetrics):
         self._loop = asyncio.get_running_loop()
 
     def recovered(self, channel: str, record: Record) -> None:
-        self._role.recovered(record)
+        self._role.recovered(channel, record)
 
     def bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
         self._role.dead_letters.bad(channel, entry, error)

@@ -48,6 +48,10 @@ class VChannels:
         for name in vchannels:
             self._open.pop(name, None)
 
+    def is_open(self, vchannel: str) -> bool:
+        """Whether the vchannel takes rows. From any thread."""
+        return vchannel in self._open
+
     def check_open(self, collection: Collection | None, pchannels: Iterable[str]) -> None:
         """Raise `CollectionNotFound` unless the `collection` of the catalog has an open vchannel on each of
         `pchannels`."""

@@ -17,7 +17,7 @@ from ..arguments import checked
 from ..clock import HybridClock, physical_ms
 from ..errors import Closed, InvalidRequest, TidewalError, Unavailable
 from ..log.checks import check_framed
-from ..log.record import Record, RecordType, stamp
+from ..log.record import Record, RecordType, Tags, stamp
 from ..log.wal import ControlAppend, Wal
 from ..streams.channel_reader import Grants
 from .appends import Appends
@@ -44,7 +44,10 @@ class ChannelOwner:
     `heartbeat_channel` is an ephemeral channel to which `tick_all` announces (channel, term, last cseq, T).
     Acknowledged means durable, in each channel in the order of timestamps. At most `inflight_bytes` are in flight,
     and one batch a channel above that; a refusal names the limit as `limit_name`. What a next owner must know of a
-    channel is stored in it after `snapshot_records` records, or `snapshot_bytes`.
+    channel is stored in it after `snapshot_records` records, or `snapshot_bytes`, and when it is released.
+    `snapshot_tags` returns what more is to be stored of a channel than its producers: the next owner finds these tags
+    at a record that it recovers (`ChannelOwnerObserver.recovered`). It is called on any thread, under the lock, and
+    says what is known of the records that were acknowledged by then.
 
     `lease_holds` is called after an append's result has arrived and before it is acknowledged (guarantee 3): a result
     that comes later waits for `renew`, or for a new term. When an append's outcome is unknown its channels are
@@ -71,6 +74,7 @@ class ChannelOwner:
         lease_holds: Callable[[], bool] | None = None,
         grants: Grants | None = None,
         name: str = "",
+        snapshot_tags: Callable[[str], Tags] = lambda channel: {},
     ) -> None:
         check_framed(wal, "a channel owner")
         self._wal = wal
@@ -97,7 +101,9 @@ class ChannelOwner:
             calls=self._calls,
         )
         self._ticker = Ticker(wal, self._lock, self._promising, heartbeat_channel, self._observer)
-        self._snapshots = Snapshots(wal, self._lock, self._promising, snapshot_records, snapshot_bytes, self._observer)
+        self._snapshots = Snapshots(
+            wal, self._lock, self._promising, snapshot_records, snapshot_bytes, self._observer, snapshot_tags
+        )
 
     # ---- ownership --------------------------------------------------------------------------------------------------
 

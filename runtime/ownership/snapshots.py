@@ -1,12 +1,13 @@
-"""Bound what a next owner must read: the producers' outcomes are stored in the log itself."""
+"""Bound what a next owner must read: the log itself has the outcomes of producers, and what else that one must know."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from threading import RLock
 
 from ..errors import TidewalError, Unavailable
-from ..log.record import Record, RecordType, stamp
+from ..log.record import Record, RecordType, Tags, stamp
 from ..log.wal import ControlAppend, OnAppended, Wal
 from ..loop_bridge import promise
 from .observer import ChannelOwnerObserver
@@ -14,7 +15,8 @@ from .owned_channel import OwnedChannel, Promising
 
 
 class Snapshots:
-    """Stores the producer table of a channel that has had `every_records` or `every_bytes` since its checkpoint."""
+    """Stores the producer table of a channel that has had `every_records` or `every_bytes` since its checkpoint. The
+    last record of it bears the tags that `tags` returns for the channel; called on any thread, under the lock."""
 
     def __init__(
         self,
@@ -24,6 +26,7 @@ class Snapshots:
         every_records: int,
         every_bytes: int,
         observer: ChannelOwnerObserver,
+        tags: Callable[[str], Tags],
     ) -> None:
         self._wal = wal
         self._lock = lock
@@ -31,6 +34,7 @@ class Snapshots:
         self._every_records = every_records
         self._every_bytes = every_bytes
         self._observer = observer
+        self._tags = tags
 
     def store_due(self) -> None:
         """Store what is due, as far as anything may be promised."""
@@ -60,7 +64,9 @@ class Snapshots:
         """Appends in flight are not in the table yet, so the checkpoint is not the snapshot itself but the last
         record that was acknowledged before it."""
         checkpoint, covered = own.acked.id, (own.unsaved, own.unsaved_bytes)
-        pages = [Record(RecordType.PRODUCERS, body=page) for page in own.producers.pages()]
+        *before, last = own.producers.pages()
+        pages = [Record(RecordType.PRODUCERS, body=page) for page in before]
+        pages.append(Record(RecordType.PRODUCERS, tags=self._tags(own.channel), body=last))
         cseqs = [own.next() for _ in pages]
         entries = [
             ControlAppend(own.channel, stamp(page, ts, own.term, cseq), ts)
