@@ -32,6 +32,10 @@ CHUNK_ROWS: Final = 65_536  # chunks merge until they have as many
 SMALL_ROWS: Final = 8_192
 SMALL_CHUNKS: Final = 16  # that many small neighbours merge into one
 MAX_CHUNKS_BEHIND: Final = 256  # with more chunks `apply` calls `maintain` itself
+GONE_PART: Final = 0.5  # of a chunk, above which its rows that are gone are dropped
+TIGHT_PART: Final = 0.8  # of a node's memory for rows, above which they are dropped sooner:
+TIGHT_GONE_PART: Final = 0.1
+TIGHT_WINDOW_MS: Final = 1_000
 INDEX_BYTES: Final = 160  # of a key beside its row: its string, its number, its slot in the dictionary
 CHANGE_BYTES: Final = 160  # of a batch that is remembered, beside the numbers of the rows that it has ended
 
@@ -84,6 +88,11 @@ class RowMemory:
         self.limit_bytes: int = limit_bytes
         self.used: int = 0
         self.reclaim: Callable[[], None] = reclaim
+
+    @property
+    def tight(self) -> bool:
+        """Whether it is so full that deletes are to free it soon: before writes are slowed down for it."""
+        return self.used > TIGHT_PART * self.limit_bytes
 
 
 class RowStore:
@@ -154,10 +163,11 @@ class RowStore:
             self.maintain()
 
     def maintain(self) -> bool:
-        """Do one step of housekeeping (a few ms at most): drop the rows that are gone of a chunk where those are more
-        than half, or merge small neighbours. Returns whether there was anything to do; call it while idle."""
+        """Do one step of housekeeping (a few ms at most): drop the rows that are gone of a chunk that has too many of
+        them, or merge small neighbours. Returns whether there was anything to do; call it while idle."""
+        gone_part = TIGHT_GONE_PART if self._memory.tight else GONE_PART
         for at, chunk in enumerate(self._chunks):
-            if 2 * chunk.gone_count > len(chunk.numbers):
+            if chunk.gone_count > gone_part * len(chunk.numbers):
                 self._put(at, at + 1, chunk.kept())
                 return True
         run = self._small_neighbours()
@@ -167,8 +177,10 @@ class RowStore:
         return True
 
     def advance(self, time: int) -> None:
-        """Everything up to `time` is applied: what lies a window before it cannot be read any more."""
-        until = add_ms(time, -self._window_ms)
+        """Everything up to `time` is applied: what lies a window before it, a shorter one where memory is tight, cannot
+        be read any more."""
+        window_ms = min(self._window_ms, TIGHT_WINDOW_MS) if self._memory.tight else self._window_ms
+        until = add_ms(time, -window_ms)
         if until > self.begins:
             self._forget(until)
             self._count()

@@ -13,7 +13,7 @@ from tidewal.actors.querynode.query import query
 from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.actors.querynode.view import OrderBy
 from tidewal.actors.rows import to_batch
-from tidewal.runtime.clock import add_ms
+from tidewal.runtime.clock import add_ms, compose
 from tidewal.runtime.errors import BadRecord, InvalidRequest, MemoryLimitExceeded
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
@@ -264,3 +264,29 @@ def test_wrong_columns_and_requests() -> None:
     with pytest.raises(InvalidRequest, match="negative"):
         query([store.view()], limit=-1)
     assert query([store.view()], limit=0).num_rows == 0
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_deleted_rows_leave_memory_sooner_where_that_is_tight(tight: bool) -> None:
+    memory = RowMemory(NO_LIMIT)
+    store = RowStore(SCHEMA, memory)
+    store.apply(rows_of(1000))
+    gone = [f"key-{i}" for i in range(200)]
+    store.apply(to_batch({"id": gone, "n": [0] * 200, "text": gone}, SCHEMA, op="delete"))
+    before, rows_left = memory.used, contents(store)
+    memory.limit_bytes = int(before / 0.9) if tight else NO_LIMIT
+    assert store.maintain() == tight
+    assert (memory.used < before) == tight
+    assert contents(store) == rows_left
+    assert not store.maintain()
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_less_of_the_past_is_kept_where_memory_is_tight(tight: bool) -> None:
+    memory = RowMemory(NO_LIMIT)
+    store, now = RowStore(SCHEMA, memory, window_ms=10_000), compose(1_000_000)
+    store.apply(rows_of(1000), now)
+    store.apply(to_batch({"id": ["key-1"], "n": [0], "text": [""]}, SCHEMA, op="delete"), add_ms(now, 1))
+    memory.limit_bytes = int(memory.used / 0.9) if tight else NO_LIMIT
+    store.advance(add_ms(now, 2_000))
+    assert store.begins == add_ms(now, 1_000 if tight else -8_000)
