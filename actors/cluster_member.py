@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from ..runtime.cluster.cluster_log import ClusterLog
 from ..runtime.cluster.detector import SilenceDetector
 from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
+from ..runtime.cluster.pressure import REPORTED, Usage, usages_in
 from ..runtime.cluster.roles import STREAMING_NODE
-from ..runtime.cluster.state import CLOCK_MS, ClusterState, NodeMember, Report, rendezvous_rank
+from ..runtime.cluster.state import CLOCK_MS, PRESSURE, ClusterState, NodeMember, Report, rendezvous_rank
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
@@ -63,7 +64,9 @@ class ClusterMember:
         self._sole = wal.capabilities.one_node and STREAMING_NODE in roles
         self._lag_s: Callable[[], float] = lambda: 0.0
         # What it says of itself with each renewal, by name; called on any thread.
-        self.reports: dict[str, Callable[[], object]] = {CLOCK_MS: clock.clock.wall_ms}
+        self.reports: dict[str, Callable[[], object]] = {CLOCK_MS: clock.clock.wall_ms, PRESSURE: self._pressure}
+        # What it uses of a limit, and the limit, by its setting; called on any thread.
+        self.measures: dict[str, Callable[[], tuple[int, int]]] = {}
         self._membership = NodeMembership(
             self.log,
             clock.clock,
@@ -89,6 +92,10 @@ class ClusterMember:
 
     def _report(self) -> Report:
         return {name: value for name, said in list(self.reports.items()) if (value := said()) is not None}
+
+    def _pressure(self) -> Mapping[str, tuple[int, int]] | None:
+        measured = {limit: measure() for limit, measure in list(self.measures.items())}
+        return {limit: (value, bound) for limit, (value, bound) in measured.items() if value > REPORTED * bound} or None
 
     async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "") -> None:
         """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. `tables` is
@@ -193,6 +200,15 @@ class ClusterMember:
     def has_other(self, role: str) -> bool:
         """Whether another member offers `role`."""
         return any(member.incarnation != self.incarnation for member in self.members(role))
+
+    def usages(self) -> list[Usage]:
+        """What this process and the other members use of limits, where it is half of one or more. A report counts for
+        as long as the lease of its member."""
+        found = usages_in(self._pressure(), self._membership.member.name)
+        for incarnation, member in self.state.members.items():
+            if incarnation != self.incarnation and self.detector.heard_ago_s(incarnation) * 1000 <= member.lease_ms:
+                found += usages_in(member.report.get(PRESSURE), member.name)
+        return found
 
     def first(self, role: str, subject: str) -> str:
         """Which member with `role` is to care for `subject`: the incarnation that ranks first (`rendezvous_rank`),

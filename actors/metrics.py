@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock, physical_ms
@@ -12,6 +13,9 @@ from ..runtime.metrics.metrics import Metrics
 from ..runtime.streams.messages import MsgPack
 from ..runtime.streams.read_metrics import ReadMetrics
 from ..runtime.streams.tt_stream import TtMsgStream
+
+if TYPE_CHECKING:
+    from .cluster_member import ClusterMember
 
 LATE = {"late": "wal_scan_time_tick_violation_message_total"}  # by attribute of `ReadCounts`
 
@@ -26,6 +30,17 @@ def dead_letters_from_zero(metrics: Metrics, channels: Iterable[str]) -> None:
 def count_dead_letter(metrics: Metrics, channel: str, reason: str) -> None:
     """Count a bad record of `channel`."""
     metrics.counter("wal_dead_letter_message_total", channel_name=channel, reason=reason).inc()
+
+
+def measure_limit(cluster: ClusterMember, metrics: Metrics, limit: str, measure: Callable[[], tuple[int, int]]) -> None:
+    """Show and report what this process uses of the limit that the setting `limit` is about: `measure` returns that and
+    the limit, both in bytes. Called on any thread."""
+    cluster.measures[limit] = measure
+    metrics.gauge("limit_used_ratio", limit=limit).set_function(lambda: _ratio(*measure()))
+
+
+def _ratio(value: int, bound: int) -> float:
+    return value / bound if bound else 0.0
 
 
 class ScanMetrics:

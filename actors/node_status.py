@@ -4,6 +4,7 @@ limits are. It is taken from the node's metrics, which count what it does anyway
 from __future__ import annotations
 
 from ..runtime.catalog.catalog import Catalog, Collection
+from ..runtime.cluster.state import THROTTLED
 from ..runtime.rpc.protocol import Params
 from .node import Node
 
@@ -26,7 +27,8 @@ def node_status(node: Node, catalog: Catalog) -> Params:
     """The status of `node`: its name, `watermark_age_s` since it last announced a time, why appends are `refused`
     (empty where they are not), and of each collection the rows and bytes in memory, the bytes that are not in its table
     yet, how far queries are behind, and for how long the oldest row has waited for the table (0 where none waits); both
-    in seconds. `limits` has what is used of each limit, and the limit; both in bytes."""
+    in seconds. `limits` has what is used of each limit, and the limit; both in bytes. `throttled` says which limits
+    slow down or refuse the writes that come to it (`Throttle.to_wire`)."""
     metrics, settings = node.metrics, node.settings
     collections = _Collections(node).described(catalog)
     inflight = int(metrics.value("streamingnode_inflight_bytes"))
@@ -36,12 +38,14 @@ def node_status(node: Node, catalog: Catalog) -> Params:
     for each in collections:
         most = settings.streaming_node.max_unflushed_bytes
         limits.append(_limit("streamingNode.maxUnflushedBytes", each["name"], each["unflushed_bytes"], most))
+    throttled = node.cluster.reports.get(THROTTLED)  # where the process has a StreamingNode
     return {
         "node": node.name,
         "watermark_age_s": watermark_age_s(node),
         "refused": refused_appends(node),
         "collections": collections,
         "limits": limits,
+        "throttled": (throttled and throttled()) or [],
     }
 
 

@@ -22,6 +22,7 @@ from ..runtime.actor.metrics import ActorMetrics
 from ..runtime.arguments import checked
 from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
+from ..runtime.cluster.pressure import NODE_MEMORY
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.cluster.state import UNREADABLE
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
@@ -34,13 +35,14 @@ from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
 from ..runtime.nearest import nearest
 from ..runtime.node_name import node_name
+from ..runtime.process_memory import memory_limit_bytes, resident_bytes
 from ..runtime.tables.table_store import StoreUri, open_tables
 from ..runtime.waiting import ended
 from .client import Client
 from .cluster_member import ClusterMember
 from .datanode import DataNode
 from .datanode.wal_identity import wal_of
-from .metrics import count_dead_letter
+from .metrics import count_dead_letter, measure_limit
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking, in_thread, names_of
 from .node_status import SILENT_S, refused_appends, watermark_age_s
@@ -122,6 +124,8 @@ class Standalone:
         )
         self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
         cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(self.node.unreadable)}) or None
+        if limit_bytes := memory_limit_bytes():
+            measure_limit(cluster, metrics, NODE_MEMORY, lambda: (resident_bytes(), limit_bytes))
         self._clock = clock
         self._threads = threads
         self._stack = AsyncExitStack()

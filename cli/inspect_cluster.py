@@ -14,7 +14,7 @@ import typer
 from ..runtime.catalog.catalog import Catalog, PChannelState
 from ..runtime.clock import SystemClock, compose, physical_ms
 from ..runtime.cluster.roles import ROLE_NAMES
-from ..runtime.cluster.state import CLOCK_MS, UNREADABLE, NodeMember
+from ..runtime.cluster.state import CLOCK_MS, THROTTLED, UNREADABLE, NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
@@ -26,6 +26,7 @@ from .one_line import one_line
 from .open_log import LogUrl, Prefix, shown_time
 from .results import AsJson, plain, print_titled
 from .stored_cluster import StoredCluster, cluster_of
+from .throttles import throttles_in_words
 
 CLOCKS_APART_S = 30.0  # a member that was killed has reported its clock last up to a lease and some ago
 ENDED_SHOWN = 10  # in the table; the log remembers more
@@ -163,6 +164,7 @@ def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     yield from _of_versions(found)
     yield from _of_clocks(found, now_ms)
     yield from _of_tables(found)
+    yield from _of_writes(found)
     yield from _of_owners(found)
 
 
@@ -222,6 +224,12 @@ def _of_tables(found: StoredCluster) -> Iterator[str]:
         if isinstance(names, list | tuple) and names:
             listed = ", ".join(map(str, cast("Iterable[object]", names)))
             yield f"{member.name} cannot read or write the tables of: {listed}; `tidewal status` says why"
+
+
+def _of_writes(found: StoredCluster) -> Iterator[str]:
+    for member in _sorted_members(found):
+        for said in throttles_in_words(member.report.get(THROTTLED)):
+            yield f"at {member.name} {said}"
 
 
 def _of_owners(found: StoredCluster) -> Iterator[str]:

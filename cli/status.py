@@ -20,6 +20,7 @@ from .letters import open_letters
 from .logging_setup import logged
 from .open_log import LogUrl, Prefix, opened
 from .results import AsJson, print_rows
+from .throttles import throttles_in_words
 
 if TYPE_CHECKING:
     from ..runtime.rpc.protocol import Params
@@ -138,6 +139,8 @@ def _print(found: dict[str, Any]) -> None:
 def _print_node(node: Params) -> None:
     if node["refused"]:
         typer.echo(f"refused  {node['refused']}")
+    for said in throttles_in_words(node.get("throttled")):
+        typer.echo(f"slowed   {said}")
     near = [each for each in node["limits"] if each["used"] >= NEAR * each["limit"]]
     for each in near:
         share = f"{each['used'] / each['limit']:.0%} of {each['limit']:,} bytes"

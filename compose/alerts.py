@@ -241,6 +241,17 @@ ALERTS = (
         "write more slowly, or raise the limit that it names",
     ),
     Alert(
+        "WritesThrottled",
+        "streamingnode_write_factor",
+        "min by (limit, collection_name) ({metric}) < 1",
+        "2m",
+        "warning",
+        "writes {{ with $labels.collection_name }}to {{ . }} {{ end }}are let in at {{ $value }} of the full rate (0: "
+        "not at all), because the limit {{ $labels.limit }} is near or reached",
+        "the row Pressure of the dashboard has what is used of it: delete, flush, or raise the limit; `tidewal inspect"
+        " cluster` names the node",
+    ),
+    Alert(
         "EventLoopLags",
         "event_loop_lag_seconds",
         f"max by ({NODE_LABEL}) ({{metric}}) > 0.5",

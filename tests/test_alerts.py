@@ -193,6 +193,26 @@ CASES = [
         {"limit": "streamingNode.maxInflightBytes"},
     ),
     Case(
+        "WritesThrottled",
+        'tidewal_streamingnode_write_factor{node_id="n", limit="streamingNode.maxUnflushedBytes", collection_name="c"}',
+        "_x5 0.25x5 _x9",
+        [8, 12],
+        [5, 6, 17],
+        "writes to c are let in at 0.25 of the full rate (0: not at all), because the limit "
+        "streamingNode.maxUnflushedBytes is near or reached",
+        {"limit": "streamingNode.maxUnflushedBytes", "collection_name": "c"},
+    ),
+    Case(
+        "WritesThrottled",
+        'tidewal_streamingnode_write_factor{node_id="n", limit="queryNode.memoryLimitBytes", collection_name=""}',
+        "0x30",
+        [3, 20],
+        [1],
+        "writes are let in at 0 of the full rate (0: not at all), because the limit queryNode.memoryLimitBytes is near "
+        "or reached",
+        {"limit": "queryNode.memoryLimitBytes"},
+    ),
+    Case(
         "EventLoopLags",
         'tidewal_event_loop_lag_seconds{node_id="n"}',
         "0x5 0.75x5 0x5",

@@ -46,6 +46,13 @@ class PastRows:
                 raise Lagging("the collection is being loaded again; retry") from None
             raise
 
+    @property
+    def bytes(self) -> int:
+        """Memory held by what is loaded. From any thread."""
+        loaded = [each.loading for each in list(self._snapshots.values()) if each.loading.done()]
+        kept = [each.result() for each in loaded if not each.cancelled() and each.exception() is None]
+        return sum(store.bytes for stores in kept for store in stores)
+
     def expire(self) -> None:
         """Let go of what was not asked for lately."""
         self._drop(self._now_s() - KEPT_S)

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
+from ...runtime.cluster.pressure import ROW_MEMORY
 from ...runtime.errors import InvalidRequest, TidewalError
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
@@ -20,6 +21,7 @@ from ...runtime.log.wal import Append, Payload
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole
+from ..metrics import measure_limit
 from ..node import Node
 from ..requests import Answer, Method, Number
 from .past_rows import PastRows
@@ -80,6 +82,8 @@ class QueryNode(CollectionReaderRole):
 
     async def prepare(self) -> None:
         await super().prepare()
+        node, memory, past = self.node, self._memory, self._past
+        measure_limit(node.cluster, node.metrics, ROW_MEMORY, lambda: (memory.used - past.bytes, memory.limit_bytes))
         await self.node.make_event_channel(self.node.names.query_events)
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._publish_events(), name="query events")

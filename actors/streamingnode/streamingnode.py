@@ -11,12 +11,13 @@ from functools import partial
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
 from ...runtime.catalog.flush_events import FlushEvent
-from ...runtime.cluster.state import RATES
+from ...runtime.cluster.state import RATES, THROTTLED
 from ...runtime.errors import (
     BadRecord,
     CollectionNotFound,
     DeadlineExceeded,
     InvalidRequest,
+    Overloaded,
     PositionLost,
     TidewalError,
     Unavailable,
@@ -36,10 +37,12 @@ from ..role import Role
 from ..write_requests import SUBMITTED, appended_values, part_of
 from .door_order import DoorOrder
 from .granted_channels import GrantedChannels
+from .held_back import held_back
 from .metrics import StreamingNodeMetrics
 from .requests import AnnounceParams, AppendParams, FlushParams, SyncParams
 from .unflushed import Unflushed
 from .vchannels import VChannels
+from .write_pressure import Pace, WritePressure
 from .write_rates import WriteRates
 
 EXTEND_S = 3.0  # the limit lies `LIMIT_MS` ahead
@@ -69,10 +72,11 @@ class StreamingNode(Role):
         self._owner: ChannelOwner
         self._beat: HeartbeatCallback
         self._metrics: StreamingNodeMetrics
-        self._unflushed = Unflushed(node.settings.streaming_node.max_unflushed_bytes)
+        self._unflushed = Unflushed()
         self._vchannels = VChannels()
         self._order = DoorOrder()
         self._grants: GrantedChannels
+        self._pressure: WritePressure
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -102,6 +106,9 @@ class StreamingNode(Role):
             snapshot_tags=lambda channel: {UNFLUSHED: self._unflushed.carried(channel, self._vchannels.is_open)},
         )
         self._grants = GrantedChannels(node, self.catalog, self._owner, self._vchannels, self._unflushed, self._spawn)
+        self._pressure = WritePressure(
+            node.settings, self._unflushed, self._vchannels, node.cluster.usages, node.clock.clock, node.metrics
+        )
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
             self._watch(collection)
@@ -110,10 +117,12 @@ class StreamingNode(Role):
         self.spawn_task(self._follow_flushes(), name="flushes")
         self.spawn_task(self._grants.follow(), name="grants")
         self.spawn_task(self._extend_limits(), name="limits")
+        self.spawn_task(self._pressure.run(), name="pressure")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
         node.cluster.on_confirmed(self._on_confirmed)
         node.cluster.reports[RATES] = WriteRates(self._owner.written_bytes, node.clock.clock)
+        node.cluster.reports[THROTTLED] = self._pressure.described
         self._local.join(self)
 
     # ---- ownership --------------------------------------------------------------------------------------------------
@@ -187,9 +196,7 @@ class StreamingNode(Role):
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """`PChannelOwner.append`."""
         collection = self._vchannels.check(part)
-        if collection is not None:
-            size = sum(len(record.body) for _, record in part.records)
-            self._unflushed.check(collection.name, collection.vchannels, size)
+        paces = [] if collection is None else self._paces_of(collection, part)
         appended = self._owner.append(
             part.records,
             producer=part.producer,
@@ -199,7 +206,16 @@ class StreamingNode(Role):
             channels=part.channels,
         )
         appended.add_done_callback(partial(self._count, part.records))
-        return appended
+        return appended if not paces else held_back(appended, self._pressure.charge(paces, part.records))
+
+    def _paces_of(self, collection: Collection, part: WritePart) -> list[Pace]:
+        """`WritePressure.check`; what was let in before is not refused when it comes again."""
+        try:
+            return self._pressure.check(collection, part.records)
+        except Overloaded:
+            if self._owner.knows(part.producer, part.pseq):
+                return []
+            raise
 
     async def _append(self, request: Request) -> Answer:
         """Append what a door of another process sends, in the order in which it does."""

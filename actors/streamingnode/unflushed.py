@@ -1,4 +1,4 @@
-"""How many bytes of each collection are in the log and not yet in its table: the limit that keeps memory and disk
+"""How many bytes of each collection are in the log and not yet in its table: to be limited, so that memory and disk are
 bounded while a DataNode is slow or down.
 
 They are counted by vchannel, and go with it to the next owner: each snapshot that an owner stores in a pchannel bears
@@ -16,7 +16,7 @@ from typing import cast
 import msgpack
 
 from ...runtime.catalog.flush_events import FlushEvent
-from ...runtime.errors import BadRecord, CollectionNotFound, Overloaded, Unavailable
+from ...runtime.errors import BadRecord, CollectionNotFound, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import DECODE_ERRORS
 from ...runtime.replicated.records import typed
@@ -71,8 +71,7 @@ class _Shard:
 class Unflushed:
     """Bytes per collection between the log and the table. On the loop, but for `carried`."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self) -> None:
         self._shards: dict[str, _Shard] = {}
         self._counting = threading.Lock()
         self._ended = False
@@ -139,21 +138,15 @@ class Unflushed:
         """The bytes of these vchannels that are not stored yet."""
         return sum(self._shards[name].bytes for name in vchannels if name in self._shards)
 
+    def held(self, vchannel: str) -> int:
+        """The same of one vchannel."""
+        shard = self._shards.get(vchannel)
+        return 0 if shard is None else shard.bytes
+
     def oldest(self, vchannels: Iterable[str]) -> int:
         """The timestamp of the oldest record of these vchannels that is not stored yet; 0 where all are."""
         shards = [self._shards[name] for name in vchannels if name in self._shards]
         return min((shard.appended[0][0] for shard in shards if shard.appended), default=0)
-
-    def check(self, collection: str, vchannels: Iterable[str], size: int) -> None:
-        """Raise `Overloaded` when `size` more bytes of `collection` would pass the limit. With nothing unflushed any
-        batch passes."""
-        held = self.bytes(vchannels)
-        if held and held + size > self.limit_bytes:
-            raise Overloaded(
-                f"{held} bytes of {collection} are not in its table yet, the limit is {self.limit_bytes} "
-                "(streamingNode.maxUnflushedBytes); retry when the DataNode has caught up",
-                limit="streamingNode.maxUnflushedBytes",
-            )
 
     def store(self, flushed: FlushEvent) -> None:
         """Subtract what a DataNode has stored according to its event `flushed`."""

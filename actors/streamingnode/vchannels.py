@@ -15,7 +15,7 @@ suffices:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...runtime.catalog.catalog import DROPPING, Collection
 from ...runtime.errors import CollectionNotFound, InvalidRows
@@ -47,6 +47,10 @@ class VChannels:
         """The DROP records of these vchannels are about to be submitted: they take no more rows."""
         for name in vchannels:
             self._open.pop(name, None)
+
+    def all(self) -> Mapping[str, Collection]:
+        """The vchannels that take rows, each with its collection."""
+        return self._open
 
     def is_open(self, vchannel: str) -> bool:
         """Whether the vchannel takes rows. From any thread."""

@@ -46,6 +46,8 @@ Report: TypeAlias = Mapping[str, Any]
 # What members report of themselves, as far as anyone but people looks at it.
 RATES = "rates"  # bytes a second that are written, by pchannel that the member owns
 CLOCK_MS = "clock_ms"  # the wall clock of its machine, in ms since 1970
+PRESSURE = "pressure"  # what it uses of limits, and these, by their settings, where that is half or more
+THROTTLED = "throttled"  # which limits slow down or refuse the writes that come to it (`Throttle.to_wire`)
 UNREADABLE = "unreadable"  # names of collections whose tables it cannot read or write
 
 

@@ -34,7 +34,7 @@ common.threadCoreCoefficient.* common.traceLogMode common.ttMsgEnabled
 quotaAndLimits.enabled quotaAndLimits.limits.* quotaAndLimits.quotaCenterCollectInterval quotaAndLimits.ddl.*
 quotaAndLimits.indexRate.* quotaAndLimits.flushRate.* quotaAndLimits.compactionRate.*
 quotaAndLimits.dml.* quotaAndLimits.dql.* quotaAndLimits.limitReading.* quotaAndLimits.limitWriting.ttProtection.*
-quotaAndLimits.limitWriting.memProtection.* quotaAndLimits.limitWriting.growingSegmentsSizeProtection.*
+quotaAndLimits.limitWriting.memProtection.dataNode* quotaAndLimits.limitWriting.growingSegmentsSizeProtection.*
 quotaAndLimits.limitWriting.diskProtection.*
 """
 

@@ -7,6 +7,7 @@ Secrets are `SecretStr`, and `repr` leaves out values that may hold one, such as
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import (
@@ -98,7 +99,11 @@ class StreamingNodeSettings(SettingsSection):
         description="bytes accepted and not yet acknowledged; also bytes that wait at a Proxy for one channel",
     )
     max_unflushed_bytes: PositiveInt = Field(
-        default=256 * MIB, description="bytes per collection that are not in its table yet"
+        default=256 * MIB,
+        description="bytes per collection that are not in its table yet; each of its shards has an equal part of them",
+    )
+    unflushed_low_water_level: PositiveFloat = Field(
+        default=0.8, le=1, description="part of maxUnflushedBytes from which writes are slowed down"
     )
 
 
@@ -169,16 +174,90 @@ class CommonSettings(SettingsSection):
     graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
 
 
+class MemProtectionSettings(SettingsSection):
+    """Writes while QueryNodes have little room for more rows."""
+
+    enabled: bool = Field(default=True, description="slow writes down, and refuse them, where QueryNodes fill up")
+    query_node_memory_low_water_level: PositiveFloat = Field(
+        default=0.85,
+        le=1,
+        description="part of queryNode.memoryLimitBytes at any QueryNode from which writes are slowed down",
+    )
+    query_node_memory_high_water_level: PositiveFloat = Field(
+        default=0.95, le=1, description="part of it at which they are refused, until it is below the low one"
+    )
+
+    @model_validator(mode="after")
+    def _check_levels(self) -> MemProtectionSettings:
+        low, high = self.query_node_memory_low_water_level, self.query_node_memory_high_water_level
+        if low > high:
+            raise ValueError(f"queryNodeMemoryLowWaterLevel {low} is above queryNodeMemoryHighWaterLevel {high}")
+        return self
+
+
 class LimitWritingSettings(SettingsSection):
-    """When writes are refused."""
+    """When writes are slowed down or refused."""
 
     force_deny: bool = Field(default=False, description="refuse all writes")
+    slowdown_rate: PositiveInt = Field(
+        default=32 * MIB,
+        description="bytes a second that are let in at the low water mark of a limit, less up to its high one, then "
+        "none; at each owner, for each limit (Tidewal's own)",
+    )
+    mem_protection: MemProtectionSettings = MemProtectionSettings()
 
 
 class QuotaAndLimitsSettings(SettingsSection):
     """Quotas."""
 
     limit_writing: LimitWritingSettings = LimitWritingSettings()
+
+
+class NodeMemoryLimitSettings(SettingsSection):
+    """The memory of a node's process, as a part of that of its container or machine."""
+
+    slowdown_threshold: PositiveFloat = Field(
+        default=0.85, description="part of the memory at any node from which writes are slowed down; above 1 never"
+    )
+    reject_threshold: PositiveFloat = Field(
+        default=0.9, description="part of it at which writes are refused, until it is below slowdownThreshold"
+    )
+
+    @model_validator(mode="after")
+    def _check_thresholds(self) -> NodeMemoryLimitSettings:
+        if self.slowdown_threshold > self.reject_threshold:
+            raise ValueError(
+                f"slowdownThreshold {self.slowdown_threshold} is above rejectThreshold {self.reject_threshold}"
+            )
+        return self
+
+
+class AppendRateLimitSettings(SettingsSection):
+    """How much an owner takes a second."""
+
+    enabled: bool = Field(default=False, description="slow writes down that come faster")
+    slowdown_threshold: PositiveInt = Field(
+        default=32 * MIB, description="bytes a second that an owner takes; also as Milvus writes it, `32m`"
+    )
+
+    @field_validator("slowdown_threshold", mode="before")
+    @classmethod
+    def _in_bytes(cls, value: object) -> object:
+        found = re.fullmatch(r"(\d+)\s*([kmg])b?", value.lower()) if isinstance(value, str) else None
+        return int(found[1]) << {"k": 10, "m": 20, "g": 30}[found[2]] if found else value
+
+
+class WalRateLimitSettings(SettingsSection):
+    """Limits at the owners of channels."""
+
+    node_memory: NodeMemoryLimitSettings = NodeMemoryLimitSettings()
+    append_rate: AppendRateLimitSettings = AppendRateLimitSettings()
+
+
+class StreamingSettings(SettingsSection):
+    """The owners of channels together."""
+
+    wal_rate_limit: WalRateLimitSettings = WalRateLimitSettings()
 
 
 class ClusterSettings(SettingsSection):
@@ -269,6 +348,7 @@ class Settings(_WithBackends):
     query_node: QueryNodeSettings = QueryNodeSettings()
     common: CommonSettings = CommonSettings()
     quota_and_limits: QuotaAndLimitsSettings = QuotaAndLimitsSettings()
+    streaming: StreamingSettings = StreamingSettings()
     cluster: ClusterSettings = ClusterSettings()
     actor: ActorSettings = ActorSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -162,6 +162,13 @@ _PROXY = (
     counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
     counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
     counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
+    gauge(
+        "limit_used_ratio",
+        "count",
+        "Part of a limit that the process uses, of its memory and of the rows that it holds; near 1 writes are slowed "
+        "down, then refused",
+        "limit",
+    ),
 )
 
 _STREAMINGNODE = (
@@ -182,6 +189,15 @@ _STREAMINGNODE = (
         "Age of the oldest record in the log that is not yet in the table; 0 where all are",
         "collection_name",
     ),
+    gauge(
+        "streamingnode_write_factor",
+        "count",
+        "Part of the full rate at which a limit lets writes in, to all collections where none is named: 0 where it "
+        "refuses them, no series where it does nothing",
+        "limit",
+        "collection_name",
+    ),
+    seconds("streamingnode_write_delay_seconds", "For which acknowledgements of writes were held back near limits"),
 )
 
 _DATANODE = (

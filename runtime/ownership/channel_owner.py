@@ -273,6 +273,13 @@ class ChannelOwner:
             return min((each for each in found if each is not None), key=lambda each: each.rows, default=None)
 
     @checked
+    def knows(self, producer: str, pseq: int) -> bool:
+        """Whether (producer, pseq) is in flight, or any channel has something of it."""
+        with self._lock:
+            tables = (own.producers for own in self._owned.values())
+            return (producer, pseq) in self._appends.pending or any(each.remembered(producer, pseq) for each in tables)
+
+    @checked
     def note_appended(self, producer: str, upto: int) -> None:
         """All batches of `producer` up to the number `upto` are known to have been in the log: one whose outcome is not
         there any more raises `OutcomeUnknown`, and is not written again."""

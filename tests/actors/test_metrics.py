@@ -61,6 +61,8 @@ ONLY_ON_FAULT = {  # each has a test below
     "rocksmq_journal_failed",
     "rocksmq_index_failures_total",  # tests/adapters/rocksmq/test_index.py
     "overloaded_total",
+    "streamingnode_write_factor",  # these two in test_pressure.py
+    "streamingnode_write_delay_seconds",
     "wal_collection_unreadable",  # these two in test_unreadable.py
     "datanode_maintenance_failed_total",
     "actor_restart_total",

@@ -35,7 +35,7 @@ def flushed(unflushed: Unflushed, upto: int) -> None:
 
 def next_owner(carried: bytes, *, flushed_to: int = 0) -> Unflushed:
     """An owner that has read in the flush events how far the tables are, and `carried` in the channel."""
-    unflushed = Unflushed(1_000)
+    unflushed = Unflushed()
     flushed(unflushed, flushed_to)
     unflushed.take_over(PCHANNEL, carried)
     return unflushed
@@ -48,7 +48,7 @@ SIZES = st.lists(st.tuples(st.sampled_from([SHARD, OTHER]), st.integers(1, 100))
 def test_no_byte_is_lost_or_counted_twice_on_the_way_to_the_next_owner(sizes, taken, checkpoint, stored):
     """Record by record, with ts 1, 2, …: the owner has counted `taken` of them as it stores its snapshot, the next one
     reads all from `checkpoint` on, and the tables have all up to `stored`."""
-    before, after = Unflushed(1_000), Unflushed(1_000)
+    before, after = Unflushed(), Unflushed()
     for ts, (vchannel, size) in enumerate(sizes[:taken], 1):
         before.add(vchannel, ts, size)
     carried = before.carried(PCHANNEL, ALL_OPEN)
@@ -67,7 +67,7 @@ def test_no_byte_is_lost_or_counted_twice_on_the_way_to_the_next_owner(sizes, ta
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=50))
 def test_what_is_carried_is_short_and_never_free_too_early(sizes):
-    before = Unflushed(1_000)
+    before = Unflushed()
     for ts, size in enumerate(sizes, 1):
         before.add(SHARD, ts, size)
     carried = before.carried(PCHANNEL, ALL_OPEN)
@@ -77,7 +77,7 @@ def test_what_is_carried_is_short_and_never_free_too_early(sizes):
 
 
 def test_what_is_in_the_tables_by_then_and_dropped_collections_are_not_taken_over():
-    before = Unflushed(1_000)
+    before = Unflushed()
     before.add(SHARD, 5, 10)
     before.add(OTHER, 6, 20)
     assert next_owner(before.carried(PCHANNEL, {SHARD}.__contains__)).bytes([SHARD, OTHER]) == 10
@@ -87,7 +87,7 @@ def test_what_is_in_the_tables_by_then_and_dropped_collections_are_not_taken_ove
 
 @pytest.mark.parametrize("carried", [b"", b"\x93", b"\x92\x01\x01", b"\x92\xa1x\x80"])
 def test_counts_that_cannot_be_read_change_nothing(carried):
-    unflushed = Unflushed(1_000)
+    unflushed = Unflushed()
     unflushed.add(SHARD, 5, 10)
     with pytest.raises(BadRecord):
         unflushed.take_over(PCHANNEL, carried)

@@ -203,6 +203,27 @@ async def test_tables_that_a_node_cannot_read() -> None:
     assert told["conditions"] == ["a cannot read or write the tables of: orders, people; `tidewal status` says why"]
 
 
+async def test_limits_that_slow_writes_down_and_refuse_them() -> None:
+    refused = {"limit": "queryNode.memoryLimitBytes", "value": 97, "low": 85, "high": 95, "factor": 0.0, "node": "q"}
+    slowed = {"limit": "later.limit", "value": 9, "low": 8, "high": 10, "factor": 0.5, "collection": "people"}
+    throttled = [refused, slowed, "of a later version", {}]
+
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a:
+            await a.grant(P0)
+            report = {"throttled": throttled}
+            await a.log.propose({"kind": "renew", "incarnation": "a-1", "number": 7, "report": report})
+
+    _, told = await told_of(work)
+    assert told["conditions"][:2] == [
+        "at a all writes are refused: 97 bytes are used of queryNode.memoryLimitBytes at q, until fewer than 85 are; "
+        "deletes pass",
+        "at a writes to people are slowed down to 0.5 of the full rate: 9 bytes are used of later.limit, "
+        "at 10 they are refused",
+    ]
+    assert len(told["conditions"]) == 3, "what cannot be read is no reason to end"
+
+
 async def test_no_leader_two_of_one_name_and_a_role_that_no_member_offers() -> None:
     async def work(wal: Wal) -> None:
         async with stored_node(wal, "a-1", roles=ROLE_NAMES[:3]), stored_node(wal, "a-2", roles=ROLE_NAMES[2:4]):

@@ -151,13 +151,16 @@ def test_limits_that_are_near_and_roles_that_are_silent_are_named(capsys: pytest
         {"key": "queryNode.memoryLimitBytes", "collection": "things", "used": 90, "limit": 100},
         {"key": "streamingNode.maxInflightBytes", "collection": "", "used": 79, "limit": 100},
     ]
+    slowed = {"limit": "a.limit", "value": 9, "low": 8, "high": 10, "factor": 0.5, "node": "", "collection": "things"}
     node = {"node": "a", "watermark_age_s": 7.5, "refused": "", "collections": [things], "limits": limits}
+    node["throttled"] = [slowed]
     roles = {"proxy": True, "datanode": False}
     _print({"wal": "x", "healthy": False, "roles": roles, "node": node, "sizes": [], "groups": [], "dead_letters": 2})
     shown = capsys.readouterr().out
     assert "a, not healthy; no answer of: datanode; time announced 7.5 s ago" in shown
     assert "limit    queryNode.memoryLimitBytes things: 90% of 100 bytes" in shown
     assert "streamingNode.maxInflightBytes" not in shown
+    assert "slowed   writes to things are slowed down to 0.5 of the full rate: 9 bytes are used of a.limit" in shown
     assert "2 dead letters: tidewal dlq list" in shown
     assert "tables   of things cannot be read: no file" in shown
     node["refused"] = "DiskPressure: too little space"

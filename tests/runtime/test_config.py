@@ -196,6 +196,7 @@ def test_milvus_keys_without_a_meaning_warn_once_and_change_nothing(tmp_path, ca
         ("proxy.timeTickInterval", "soon"),
         ("proxy.timeTickInterval", 0),
         ("metrics.port", 70000),
+        ("streaming.walRateLimit.appendRate.slowdownThreshold", "32x"),
         ("queryNode.scheduler.maxTimestampLag", "0.0.6"),
         ("kafka.ssl.enabled", "perhaps"),
     ],
@@ -205,6 +206,31 @@ def test_a_value_that_does_not_fit_names_key_and_source(key: str, value: object)
         load_settings(environment={}, arguments={key: value})
     assert caught.value.key == key
     assert f"{key} (arguments)" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("streaming.walRateLimit.nodeMemory.slowdownThreshold", 0.95),
+        ("quotaAndLimits.limitWriting.memProtection.queryNodeMemoryHighWaterLevel", 0.5),
+    ],
+)
+def test_a_low_water_mark_is_not_above_the_high_one(key: str, value: float):
+    with pytest.raises(ConfigError, match="is above"):
+        load_settings(environment={}, arguments={key: value})
+
+
+def test_a_rate_may_be_what_a_milvus_yaml_has(tmp_path):
+    file = tmp_path / "milvus.yaml"
+    file.write_text(
+        "streaming: {walRateLimit: {defaultBurst: 20m, appendRate: {slowdownThreshold: 32m, recoverThreshold: 28m}}}\n"
+        "quotaAndLimits: {limitWriting: {memProtection: {dataNodeMemoryLowWaterLevel: 0.85}}}\n"
+    )
+    assert load_settings(file, environment={}) == load_settings(environment={})
+    for written, bytes in [("1m", 1 << 20), ("512kb", 1 << 19), ("2 GB", 2 << 30), (7, 7), ("7", 7)]:
+        given = {"streaming.walRateLimit.appendRate.slowdownThreshold": written}
+        found = load_settings(environment={}, arguments=given).streaming.wal_rate_limit.append_rate
+        assert found.slowdown_threshold == bytes
 
 
 @pytest.mark.parametrize("content", ["- a list", "key: [unclosed", b"\xff\xfe\xfa"])
