@@ -100,11 +100,11 @@ class NodeMembership:
         From any thread."""
         if not self._registered or self._left or self.fenced is not None or not self._may_renew():
             return
-        alone = self._unwritten and self._is_alone()
-        if alone or self._number in self._asked_s:  # the last renewal was not read back yet
+        alone, holds = self._unwritten and self._is_alone(), self._lease.holds()
+        if alone or not holds or self._number in self._asked_s:  # the last renewal was not read back yet
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._begin_looking)
-        if not alone and (self._lease.holds() or self._heard_s >= self._oldest_s(self._clock.monotonic())):
+        if not alone and (holds or self._heard_s >= self._oldest_s(self._clock.monotonic())):
             self._write_renewal()
 
     def _write_renewal(self) -> None:
