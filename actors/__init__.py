@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Client as Client,
         Consistency as Consistency,
         Keys as Keys,
+        LoadState as LoadState,
         QueryResult as QueryResult,
         Stats as Stats,
         Vector as Vector,
@@ -35,7 +36,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
-            ".client": "Client Consistency Keys QueryResult Stats Vector WriteResult",
+            ".client": "Client Consistency Keys LoadState QueryResult Stats Vector WriteResult",
             ".datanode": "DataNode",
             ".mixcoord": "MixCoord",
             ".node": "Node",

@@ -45,6 +45,7 @@ Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 DEADLINE_S = 30.0
 AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 FLUSH_DEADLINE_S = 300.0
+LOAD_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 STATUS_DEADLINE_S = 5.0
 PAGE_ROWS = 1_000  # of an iterator
@@ -68,6 +69,15 @@ class QueryResult:
     age_ms: float
     waited_ms: float
     took_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Whether queries of a collection can be answered: "Loaded", "Loading" or "NotLoad", as Milvus calls it. `replicas`
+    is how many QueryNodes are to have it in memory, as far as there are so many."""
+
+    state: Literal["Loaded", "Loading", "NotLoad"]
+    replicas: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +169,17 @@ class Client:
 
     @checked
     async def create_collection(
-        self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
+        self,
+        schema: CollectionSchema,
+        *,
+        shards: int = 2,
+        replicas: int | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> Collection:
         """Create a collection of `shards` shards, or find it there with the same schema and shards. Raises
-        `CollectionExists` where either differs."""
-        params = {"schema": schema.to_wire(), "shards": shards}
+        `CollectionExists` where either differs. `replicas` QueryNodes get a new one into memory, as far as there are so
+        many (by default `queryNode.replicas`, 2); with 0 it is to be loaded before it is queried."""
+        params = {"schema": schema.to_wire(), "shards": shards, "replicas": replicas}
         reply = await self._rpc.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
         return self._know(Collection.from_wire(reply.values["collection"]))
 
@@ -176,6 +192,35 @@ class Client:
         await self._rpc.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
         self._collections.pop(collection, None)
         self._session.pop(collection, None)
+
+    @checked
+    async def load_collection(
+        self, collection: str, *, replicas: int | None = None, deadline_s: float = LOAD_DEADLINE_S
+    ) -> None:
+        """Have `replicas` QueryNodes get a collection into memory, as far as there are so many, and wait until its
+        queries can be answered. By default as many as it has; after a release, as many as a new one gets. Raises
+        `CollectionNotFound`, what is wrong with its tables, and `DeadlineExceeded`: loading goes on then."""
+        end = asyncio.get_running_loop().time() + deadline_s
+        params = {"collection": collection, "replicas": replicas}
+        await self._rpc.call("mixcoord", "load_collection", params, deadline_s=deadline_s)
+        while (await self.load_state(collection, deadline_s=deadline_s)).state != "Loaded":
+            if asyncio.get_running_loop().time() > end:
+                raise DeadlineExceeded(f"{collection} was not loaded within {deadline_s:g} s; loading goes on")
+            await asyncio.sleep(AGAIN_S)
+
+    @checked
+    async def release_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Let no QueryNode have a collection in memory: its queries raise `CollectionNotLoaded` until it is loaded
+        again. It is written and stored as before. Raises `CollectionNotFound`."""
+        await self._rpc.call("mixcoord", "release_collection", {"collection": collection}, deadline_s=deadline_s)
+
+    @checked
+    async def load_state(self, collection: str, *, deadline_s: float = DEADLINE_S) -> LoadState:
+        """Whether queries of a collection can be answered. Raises `CollectionNotFound`, and what is wrong with its
+        tables."""
+        params = {"collection": collection}
+        values = (await self._rpc.call("querynode", "load_state", params, deadline_s=deadline_s)).values
+        return LoadState(values["state"], values["replicas"])
 
     @checked
     async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:

@@ -100,13 +100,14 @@ class CollectionReaderRole(Role, ABC):
     async def _watch(self) -> None:
         seen: object = None
         while True:
-            members = self.node.cluster.members(self.role)
+            members, catalog = self.node.cluster.members(self.role), self.catalog.catalog
+            released = catalog.released
             self._start_pipelines()
-            if members != seen:  # all that decides which node serves what is running
-                for pipeline in list(self._pipelines.values()):
-                    if not self.serves(pipeline.collection):
+            if (members, released) != seen:  # all that decides which node serves what is running
+                for id, pipeline in list(self._pipelines.items()):
+                    if not self.serves(catalog.by_id(id) or pipeline.collection):
                         await self._end_pipeline(pipeline.collection)
-            seen = members
+            seen = members, released
             await first_of(self.catalog.changed(), self.node.cluster.changed())
 
     def _start_pipelines(self) -> None:

@@ -19,12 +19,14 @@ from ..runtime.rpc.protocol import Params
 from .client import (
     DEADLINE_S,
     FLUSH_DEADLINE_S,
+    LOAD_DEADLINE_S,
     PAGE_ROWS,
     READY_DEADLINE_S,
     STATUS_DEADLINE_S,
     Client,
     Consistency,
     Keys,
+    LoadState,
     QueryResult,
     Stats,
     Vector,
@@ -102,11 +104,36 @@ class SyncClient:
     # ---- collections ------------------------------------------------------------------------------------------------
 
     def create_collection(
-        self, schema: CollectionSchema, *, shards: int = 2, deadline_s: float = DEADLINE_S
+        self,
+        schema: CollectionSchema,
+        *,
+        shards: int = 2,
+        replicas: int | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> Collection:
         """Create a collection of `shards` shards, or find it there with the same schema and shards. Raises
-        `CollectionExists` where either differs."""
-        return self._wait(self._client.create_collection(schema, shards=shards, deadline_s=deadline_s))
+        `CollectionExists` where either differs. `replicas` QueryNodes get a new one into memory, as far as there are so
+        many (by default `queryNode.replicas`, 2); with 0 it is to be loaded before it is queried."""
+        made = self._client.create_collection(schema, shards=shards, replicas=replicas, deadline_s=deadline_s)
+        return self._wait(made)
+
+    def load_collection(
+        self, collection: str, *, replicas: int | None = None, deadline_s: float = LOAD_DEADLINE_S
+    ) -> None:
+        """Have `replicas` QueryNodes get a collection into memory, as far as there are so many, and wait until its
+        queries can be answered. By default as many as it has; after a release, as many as a new one gets. Raises
+        `CollectionNotFound`, what is wrong with its tables, and `DeadlineExceeded`: loading goes on then."""
+        self._wait(self._client.load_collection(collection, replicas=replicas, deadline_s=deadline_s))
+
+    def release_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Let no QueryNode have a collection in memory: its queries raise `CollectionNotLoaded` until it is loaded
+        again. It is written and stored as before. Raises `CollectionNotFound`."""
+        self._wait(self._client.release_collection(collection, deadline_s=deadline_s))
+
+    def load_state(self, collection: str, *, deadline_s: float = DEADLINE_S) -> LoadState:
+        """Whether queries of a collection can be answered. Raises `CollectionNotFound`, and what is wrong with its
+        tables."""
+        return self._wait(self._client.load_state(collection, deadline_s=deadline_s))
 
     def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a collection with its rows, its tables and its hold on the log. Raises `CollectionNotFound`."""

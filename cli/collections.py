@@ -1,4 +1,5 @@
-"""`tidewal list`, `describe`, `drop` and `delete`: the collections of a node, and rows to remove from one."""
+"""`tidewal list`, `describe`, `load`, `release`, `drop` and `delete`: a node's collections, and rows to remove from
+one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..runtime.catalog.catalog import Collection
-from ..runtime.errors import CollectionNotFound, InvalidRequest, TidewalError
+from ..runtime.errors import CollectionNotFound, CollectionNotLoaded, InvalidRequest, TidewalError
 from ..runtime.log.names import DEFAULT_PREFIX
 from ..runtime.rows.schema import Field
 from .connect import CollectionName, over_client
@@ -68,6 +69,42 @@ def describe(
 
 
 @logged
+def load(
+    url: NodeUrl,
+    collection: CollectionName,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="QueryNodes that are to have it, as far as there are so many.")
+    ] = None,
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+) -> None:
+    """Have QueryNodes get a collection into memory, and wait until its queries can be answered.
+
+    Without --replicas as many as it has, and after a release as many as a new one gets. A collection that has been
+    created is loaded, unless the settings or its creator say otherwise.
+    """
+
+    async def work(client: Client) -> int:
+        await client.load_collection(collection, replicas=replicas)
+        return (await client.load_state(collection)).replicas
+
+    wanted = over_client(url, prefix, work)
+    said = f"{collection} is loaded, by {wanted} QueryNodes as far as there are so many"
+    typer.echo(json.dumps({"collection": collection, "state": "Loaded", "replicas": wanted}) if as_json else said)
+
+
+@logged
+def release(url: NodeUrl, collection: CollectionName, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
+    """Let no QueryNode have a collection in memory; it is written and stored as before.
+
+    Its queries are refused until it is loaded again (`tidewal load`).
+    """
+    over_client(url, prefix, lambda client: client.release_collection(collection))
+    said = f"{collection} is released: its queries are refused until `tidewal load`"
+    typer.echo(json.dumps({"collection": collection, "state": "NotLoad", "replicas": 0}) if as_json else said)
+
+
+@logged
 def drop(
     url: NodeUrl,
     collection: CollectionName,
@@ -80,12 +117,14 @@ def drop(
     Says how many rows there are and asks before, unless --yes is given.
     """
 
-    def count(client: Client) -> Any:
-        return client.count(collection, consistency="strong")
+    async def shown_rows(client: Client) -> str:
+        try:
+            return f"its {await client.count(collection, consistency='strong'):,} rows"
+        except CollectionNotLoaded:
+            return "its rows"
 
     if not yes:
-        rows = over_client(url, prefix, count)
-        _ask(f"Drop {collection} with its {rows:,} rows and its tables, for good?")
+        _ask(f"Drop {collection} with {over_client(url, prefix, shown_rows)} and its tables, for good?")
     over_client(url, prefix, lambda client: client.drop_collection(collection))
     typer.echo(json.dumps({"collection": collection, "dropped": True}) if as_json else f"{collection} is dropped")
 

@@ -50,6 +50,9 @@ def create(
         typer.Option(exists=True, dir_okay=False, help="The fields: a YAML, JSON or Parquet file, instead of --field."),
     ] = None,
     shards: Annotated[int, typer.Option(min=1, help="Shards, which are written and read side by side.")] = 2,
+    replicas: Annotated[
+        int | None, typer.Option(min=0, help="QueryNodes that get it into memory; 0: it is to be loaded first.")
+    ] = None,
     as_json: AsJson = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
@@ -60,7 +63,7 @@ def create(
     file the columns are taken.
     """
     wanted = _schema(collection, field, primary_key, schema)
-    made = over_client(url, prefix, lambda client: client.create_collection(wanted, shards=shards))
+    made = over_client(url, prefix, lambda client: client.create_collection(wanted, shards=shards, replicas=replicas))
     described = described_schema(made)
     if as_json:
         typer.echo(json.dumps(described))

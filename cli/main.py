@@ -26,6 +26,8 @@ COMMANDS = {
     "create": "Create a collection; where it is there already with the same fields and shards, say so and succeed.",
     "list": "List the collections of a node: their rows, shards, primary key and fields.",
     "describe": "Show a collection: its rows, shards, primary key, and its fields with their types.",
+    "load": "Have QueryNodes get a collection into memory, and wait until its queries can be answered.",
+    "release": "Let no QueryNode have a collection in memory; it is written and stored as before.",
     "drop": "Drop a collection with its rows and its tables, for good.",
     "insert": "Write rows into a collection, in batches; a row whose key exists replaces that row.",
     "apply": "Write changes into a collection, in batches: the column _op of each row says insert, upsert or delete.",
@@ -64,6 +66,8 @@ COMMANDS = {
 FUNCTIONS = {
     "list": ("collections", "list_collections"),
     "describe": ("collections", "describe"),
+    "load": ("collections", "load"),
+    "release": ("collections", "release"),
     "drop": ("collections", "drop"),
     "delete": ("collections", "delete"),
     "apply": ("insert", "apply"),

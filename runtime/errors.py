@@ -277,6 +277,12 @@ class CollectionNotFound(InvalidRequest):
     collection: _Named[str] = _Named()
 
 
+class CollectionNotLoaded(InvalidRequest):
+    """The collection is released: no QueryNode has its rows in memory (`collection`)."""
+
+    collection: _Named[str] = _Named()
+
+
 class CollectionExists(InvalidRequest):
     """A collection of that name exists with another schema or shard count (`collection`)."""
 

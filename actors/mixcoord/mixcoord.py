@@ -45,7 +45,7 @@ from .group_lags import GroupLags
 from .pchannels import Pchannels
 from .placement import Placement
 from .reply_channels import ReplyChannels
-from .requests import CreateParams, DropParams
+from .requests import CreateParams, DropParams, LoadParams
 from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
 
@@ -86,6 +86,8 @@ class MixCoord(Role):
         return {
             "create_collection": Method(self._create, CreateParams),
             "drop_collection": Method(self._drop, DropParams),
+            "load_collection": Method(self._load, LoadParams),
+            "release_collection": Method(self._release, OfCollection),
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
             "cut": Method(self._cut, OfCollection),
@@ -201,7 +203,9 @@ class MixCoord(Role):
                 return {"collection": existing.to_wire(), "created": False}
             if existing is None:
                 async with self._adding:
-                    existing = await self._add(schema, shards)
+                    replicas = request.params.get("replicas")
+                    default = self.node.settings.query_node.replicas
+                    existing = await self._add(schema, shards, default if replicas is None else replicas)
             await self._finish_create(existing)
         return {"collection": self.catalog.catalog.collections[schema.name].to_wire(), "created": True}
 
@@ -213,12 +217,12 @@ class MixCoord(Role):
             lock = self._ddl[name] = asyncio.Lock()
         return lock
 
-    async def _add(self, schema: CollectionSchema, shards: int) -> Collection:
+    async def _add(self, schema: CollectionSchema, shards: int, replicas: int) -> Collection:
         await self._check_no_tables(schema.name)
         id = self.catalog.catalog.next_id
         pchannels = [await self._pchannels.for_shard(id, shard) for shard in range(shards)]
         vchannels = tuple(self.node.names.vchannel(name, id, shard) for shard, name in enumerate(pchannels))
-        collection = Collection(id, schema, vchannels, self.node.clock.now())
+        collection = Collection(id, schema, vchannels, self.node.clock.now(), replicas=replicas)
         await self.catalog.append({"kind": "create", "collection": collection.to_wire()})
         return collection
 
@@ -239,6 +243,24 @@ class MixCoord(Role):
         await asyncio.gather(*(hold(channel, name, last.id) for channel, last in point.channels.items()))
         ends = {channel: tuple(last) for channel, last in point.channels.items()}
         await self.catalog.append({"kind": "ready", "id": collection.id, "beginning": (point.time, ends)})
+
+    async def _load(self, request: Request) -> Answer:
+        name: str = request.params["collection"]
+        async with self._ddl_of(name):
+            present = self.catalog.catalog.collection(name)
+            asked: int | None = request.params.get("replicas")
+            await self._set_replicas(present, asked or present.replicas or self.node.settings.query_node.replicas or 1)
+        return None
+
+    async def _release(self, request: Request) -> Answer:
+        name: str = request.params["collection"]
+        async with self._ddl_of(name):
+            await self._set_replicas(self.catalog.catalog.collection(name), 0)
+        return None
+
+    async def _set_replicas(self, collection: Collection, replicas: int) -> None:
+        if collection.replicas != replicas:
+            await self.catalog.append({"kind": "load", "id": collection.id, "replicas": replicas})
 
     async def _drop(self, request: Request) -> Answer:
         named = self.catalog.catalog.by_id(request.params["id"])

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NotRequired
 
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
 from ...runtime.rows.schema import CollectionSchema
 from ..requests import Number
 
+MAX_REPLICAS = 1_024
+
 
 class CreateParams(TypedDict):
-    """A collection to be created."""
+    """A collection to be created. Without `replicas`, as the leader's settings say."""
 
     schema: Annotated[CollectionSchema, PlainValidator(CollectionSchema.from_wire)]
     shards: int
+    replicas: NotRequired[Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None]
+
+
+class LoadParams(TypedDict):
+    """A collection, and how many QueryNodes are to have it. Without that as many as now; of a released one, as the
+    leader's settings say."""
+
+    collection: str
+    replicas: NotRequired[Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None]
 
 
 class DropParams(TypedDict):

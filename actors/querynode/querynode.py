@@ -14,16 +14,16 @@ from typing_extensions import TypedDict
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import add_ms, physical_ms
 from ...runtime.cluster.pressure import ROW_MEMORY
-from ...runtime.errors import InvalidRequest, TidewalError
+from ...runtime.errors import CollectionNotLoaded, InvalidRequest, TidewalError
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.log.wal import Append, Payload
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
-from ..collection_reader import CollectionReaderRole
+from ..collection_reader import CollectionReaderRole, Pipeline
 from ..metrics import measure_limit
 from ..node import Node
-from ..requests import Answer, Method, Number
+from ..requests import Answer, Method, Number, OfCollection
 from .past_rows import PastRows
 from .pipeline import RowPipeline
 from .query import Request as Asked
@@ -78,6 +78,7 @@ class QueryNode(CollectionReaderRole):
             "query": Method(self._query, QueryParams),
             "get": Method(self._get, GetParams),
             "stats": Method(self._stats, FreshParams),
+            "load_state": Method(self._load_state, OfCollection),
         }
 
     async def prepare(self) -> None:
@@ -87,6 +88,17 @@ class QueryNode(CollectionReaderRole):
         await self.node.make_event_channel(self.node.names.query_events)
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._publish_events(), name="query events")
+
+    def serves(self, collection: Collection) -> bool:
+        return collection.replicas > 0
+
+    async def find_pipeline(self, name: str) -> Pipeline:
+        known = self.catalog.catalog.collections.get(name)
+        if known is not None and not self.serves(known):
+            known = (await self.catalog.catch_up()).collection(name)
+            if not self.serves(known):
+                raise CollectionNotLoaded(f"collection {name} is released: load_collection loads it", collection=name)
+        return await super().find_pipeline(name)
 
     def pipeline(self, collection: Collection) -> RowPipeline:
         return RowPipeline(self, collection, self._memory, self._past)
@@ -126,6 +138,15 @@ class QueryNode(CollectionReaderRole):
                 versions[op] = versions.get(op, 0) + count
         rows = sum(store.row_count for store in pipeline.stores)
         return {"versions": versions, "rows": rows, "tsafe": pipeline.tsafe}
+
+    async def _load_state(self, request: Request) -> Answer:
+        """Whether the rows of a collection are in memory, as of a catalog that is read now."""
+        collection = (await self.catalog.catch_up()).collection(request.params["collection"])
+        if not collection.replicas:
+            return {"state": "NotLoad", "replicas": 0}
+        pipeline = await self.find_pipeline(collection.name)
+        assert isinstance(pipeline, RowPipeline)
+        return {"state": "Loaded" if pipeline.tsafe else "Loading", "replicas": collection.replicas}
 
     def _answer_with(
         self, request: Request, table: pa.Table, pipeline: RowPipeline, tsafe: int, waited_ms: float, started: float

@@ -11,6 +11,7 @@ later version, which should have waited for a level, stops every reader: `Format
     ready     id, beginning             every channel of the collection has the record; `beginning`: a time and, by
                                         pchannel, the term, the cseq and the id of the last record at or before it. All
                                         rows lie behind these. (An earlier Tidewal did not say it.)
+    load      id, replicas              so many QueryNodes are to have each of its vchannels from now on; 0 for none
     drop      id                        the collection stops to exist
     dropped   id                        every channel has the record, its tables may be removed
     grant     node, channels, limit     pchannels (name -> term and the one before) belong to a node; it may stamp up to
@@ -53,6 +54,7 @@ from ..streams.channel_reader import Granted
 from .placement_wishes import PlacementWishes
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
+DEFAULT_REPLICAS = 2
 NODE_KINDS = frozenset({"fenced", "released", "renewed"})
 
 
@@ -81,7 +83,8 @@ class CollectionBeginning(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Collection:
     """One collection. `vchannels` in the order of the shards; `created_ts` is when it began to exist. Where it is ready
-    `beginning` says where its readers begin, unless an earlier Tidewal has created it."""
+    `beginning` says where its readers begin, unless an earlier Tidewal has created it. So many QueryNodes as `replicas`
+    are to have each vchannel in memory, as far as there are as many; 0 where the collection is released."""
 
     id: int
     schema: CollectionSchema
@@ -89,6 +92,7 @@ class Collection:
     created_ts: int
     state: str = CREATING
     beginning: CollectionBeginning | None = None
+    replicas: int = DEFAULT_REPLICAS
 
     @property
     def name(self) -> str:
@@ -107,6 +111,7 @@ class Collection:
             "created_ts": self.created_ts,
             "state": self.state,
             "beginning": self.beginning,
+            "replicas": self.replicas,
         }
 
     @classmethod
@@ -122,6 +127,7 @@ class Collection:
             typed(wire["created_ts"], int),
             wire["state"],
             CollectionBeginning.from_wire(wire.get("beginning")),
+            typed(wire.get("replicas", DEFAULT_REPLICAS), int),
         )
 
 
@@ -177,6 +183,11 @@ class Catalog:
         """The collection of that id, in whatever state."""
         name = self._names.get(id)
         return None if name is None else self.collections[name]
+
+    @property
+    def released(self) -> Set[int]:
+        """The ids of the collections that no QueryNode is to have in memory."""
+        return frozenset(each.id for each in self.collections.values() if not each.replicas)
 
     @property
     def pchannels(self) -> Set[str]:
@@ -236,6 +247,9 @@ class Catalog:
     def _on_ready(self, event: Event) -> None:
         beginning = CollectionBeginning.from_wire(event.get("beginning"))
         self._change(event, state=READY, beginning=beginning)
+
+    def _on_load(self, event: Event) -> None:
+        self._change(event, replicas=typed(event["replicas"], int))
 
     def _on_drop(self, event: Event) -> None:
         self._change(event, state=DROPPING)

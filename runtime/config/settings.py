@@ -142,6 +142,11 @@ class QueryNodeSettings(SettingsSection):
         description="s for which rows that were replaced or deleted stay in memory, so that queries can be answered as "
         "of a past time; older times are read from the tables (differs from Milvus: common.retentionDuration)",
     )
+    replicas: NonNegativeInt = Field(
+        default=2,
+        description="QueryNodes that have a new collection in memory, as far as there are so many, where `create` does "
+        "not say it; 0: it is to be loaded first",
+    )
     scheduler: SchedulerSettings = SchedulerSettings()
 
 

@@ -494,3 +494,13 @@ def _file(log: str, row: dict[str, Any]) -> Path:
     path = Path(log.removeprefix("rocksmq://")).parent / "row.jsonl"
     path.write_text(json.dumps(row))
     return path
+
+
+def test_a_collection_is_released_and_loaded(command: Command, log: str, things: str):
+    ended = command("release", log, things)
+    assert ended.out == f"{things} is released: its queries are refused until `tidewal load`\n"
+    ended = command("query", log, things)
+    assert (ended.status, "CollectionNotLoaded" in ended.err) == (2, True)
+    ended = command("load", log, things, "--replicas", "3", "--json")
+    assert json.loads(ended.out) == {"collection": things, "state": "Loaded", "replicas": 3}
+    assert rows_of(command, log, things) == []

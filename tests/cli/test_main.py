@@ -107,6 +107,8 @@ BEHIND_THE_LOG = {
     "create": ["c", "--field", "id:int64", "--primary-key", "id"],
     "list": [],
     "describe": ["c"],
+    "load": ["c"],
+    "release": ["c"],
     "drop": ["c", "--yes"],
     "insert": ["c", "-"],
     "apply": ["c", "-"],
