@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -74,10 +74,12 @@ class QueryResult:
 @dataclass(frozen=True, slots=True)
 class LoadState:
     """Whether queries of a collection can be answered: "Loaded", "Loading" or "NotLoad", as Milvus calls it. `replicas`
-    is how many QueryNodes are to have it in memory, as far as there are so many."""
+    is how many QueryNodes are to have each vchannel in memory, as far as there are so many; `vchannels` names those
+    that have it up to now."""
 
     state: Literal["Loaded", "Loading", "NotLoad"]
     replicas: int
+    vchannels: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,9 @@ class Client:
         tables."""
         params = {"collection": collection}
         values = (await self._rpc.call("querynode", "load_state", params, deadline_s=deadline_s)).values
-        return LoadState(values["state"], values["replicas"])
+        replicas, vchannels = values["replicas"], values["vchannels"]
+        state = ("Loaded" if all(vchannels.values()) else "Loading") if replicas else "NotLoad"
+        return LoadState(state, replicas, vchannels)
 
     @checked
     async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 from typing_extensions import TypedDict
@@ -52,8 +52,17 @@ TABLE_ERRORS = (CorruptLog, FormatTooNew, DirectoryUnwritable, *FOREIGN_TABLES)
 _log = logging.getLogger("tidewal.collections")
 
 
+PartKey: TypeAlias = tuple[int, tuple[str, ...]]
+
+
+def part_key(part: Collection) -> PartKey:
+    """What tells the parts of collections apart: the id, and the vchannels."""
+    return part.id, part.vchannels
+
+
 class Pipeline(Protocol):
-    """One collection's reader. `run` goes on until it is cancelled."""
+    """The reader of one collection, or of a part: of some of its vchannels, as if it had no others. `run` goes on until
+    it is cancelled."""
 
     collection: Collection
 
@@ -67,24 +76,29 @@ class ReleaseParams(TypedDict):
 
 
 class CollectionReaderRole(Role, ABC):
-    """Runs a pipeline for each collection of the catalog that is ready and that this node `serves`. One such role of a
-    node passes the owners' heartbeats on, for all."""
+    """Runs a pipeline for each part of a collection of the catalog that is ready and that this node is to read. One
+    such role of a node passes the owners' heartbeats on, for all."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self._pipelines: dict[int, Pipeline] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._pipelines: dict[PartKey, Pipeline] = {}
+        self._tasks: dict[PartKey, asyncio.Task[None]] = {}
         self.started_ts: int = node.clock.now()
-        self._unreadable: dict[int, TidewalError] = {}  # by collection id: why its tables cannot be read
+        self._unreadable: dict[PartKey, TidewalError] = {}  # why its tables cannot be read
         self._read: set[str] = set()  # the pchannels of all pipelines so far
 
     @abstractmethod
-    def pipeline(self, collection: Collection) -> Pipeline:
-        """A new pipeline for `collection`."""
+    def pipeline(self, part: Collection) -> Pipeline:
+        """A new pipeline for this part of a collection."""
 
-    def serves(self, collection: Collection) -> bool:
-        """Whether this node is to have a pipeline for `collection`, by the members that it knows of."""
-        return True
+    @abstractmethod
+    def missing(self, collection: Collection) -> Sequence[Collection]:
+        """The parts of `collection` for which this node is to have pipelines, by the members that it knows of, and has
+        none."""
+
+    @abstractmethod
+    def unwanted(self) -> Sequence[Pipeline]:
+        """The pipelines that are to end now."""
 
     async def forget(self, collection: Collection) -> None:
         """Release what the role still holds of a dropped collection, whose pipeline has ended."""
@@ -98,55 +112,50 @@ class CollectionReaderRole(Role, ABC):
         self.spawn_task(self._listen(), name="heartbeats")
 
     async def _watch(self) -> None:
-        seen: object = None
         while True:
-            members, catalog = self.node.cluster.members(self.role), self.catalog.catalog
-            released = catalog.released
             self._start_pipelines()
-            if (members, released) != seen:  # all that decides which node serves what is running
-                for id, pipeline in list(self._pipelines.items()):
-                    if not self.serves(catalog.by_id(id) or pipeline.collection):
-                        await self._end_pipeline(pipeline.collection)
-            seen = members, released
+            for pipeline in self.unwanted():
+                await self._end_pipeline(part_key(pipeline.collection))
             await first_of(self.catalog.changed(), self.node.cluster.changed())
 
     def _start_pipelines(self) -> None:
         for collection in list(self.catalog.catalog.collections.values()):
-            if collection.state == READY and collection.id not in self._pipelines and self.serves(collection):
-                self._pipelines[collection.id] = self.pipeline(collection)
-                new = set(pchannels_of(collection)) - self._read
+            for part in self.missing(collection) if collection.state == READY else ():
+                self._pipelines[part_key(part)] = self.pipeline(part)
+                new = set(pchannels_of(part)) - self._read
                 dead_letters_from_zero(self.node.metrics, new)
                 self._read |= new
-                self.spawn_task(self._run(collection.id), name=f"{self.role} {collection.name}")
+                self.spawn_task(self._run(part_key(part)), name=f"{self.role} {part.name}")
 
     async def find_pipeline(self, name: str) -> Pipeline:
         """The pipeline of the collection `name`. Raises `CollectionNotFound`, and what is wrong with its tables."""
         collection = self.catalog.catalog.collections.get(name)
-        if collection is None or collection.id not in self._pipelines:
+        if collection is None or part_key(collection) not in self._pipelines:
             collection = (await self.catalog.catch_up()).collection(name)
             self._start_pipelines()
-        if collection.id in self._unreadable:
-            raise self._unreadable[collection.id]
-        if collection.id not in self._pipelines:
+        key = part_key(collection)
+        if key in self._unreadable:
+            raise self._unreadable[key]
+        if key not in self._pipelines:
             raise Unavailable(f"another node serves {name} by now; retry", collection=name)
-        return self._pipelines[collection.id]
+        return self._pipelines[key]
 
-    async def _run(self, id: int) -> None:
+    async def _run(self, key: PartKey) -> None:
         """Run a pipeline until it ends. Tables that cannot be read stop their collection only: every request for it
         gets the error, and the pipeline starts again from time to time, since the tables may have been repaired: until
         it says that it reads the log (`loaded`), the collection stays unreadable. What retention has removed before it
         was read (`PositionLost`) is in the tables by now, so the pipeline starts again with them at once; where that
         has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as unreadable. A run of more than
         `UNREADABLE_MAX_S` resets the pause and the count."""
-        running = self._pipelines[id]
+        running = self._pipelines[key]
         collection = running.collection
         now = asyncio.get_running_loop().time
         pause_s, losses = UNREADABLE_FIRST_S, 0
         self._set_unreadable(collection, None)
-        while self._pipelines.get(id) is running:  # neither released, nor served by another node meanwhile
+        while self._pipelines.get(key) is running:  # neither released, nor served by another node meanwhile
             began_s = now()
             try:
-                await self._as_task(id, running.run())
+                await self._as_task(key, running.run())
                 self.loaded(collection)  # it has ended with an error of its own, which its queries get
                 return
             except Fenced as error:  # another node stores the collection, or has until now: begin with what it stored
@@ -164,9 +173,9 @@ class CollectionReaderRole(Role, ABC):
                     error = _with_advice(collection, error)
                     self._set_unreadable(collection, error)
                     pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
-            await self._as_task(id, asyncio.sleep(again_s))
-            if self._pipelines.get(id) is running:
-                running = self._pipelines[id] = self.pipeline(collection)
+            await self._as_task(key, asyncio.sleep(again_s))
+            if self._pipelines.get(key) is running:
+                running = self._pipelines[key] = self.pipeline(collection)
 
     async def _check_store(self, error: TidewalError) -> None:
         """Raise `DirectoryUnwritable` where `error` is not the matter of one collection: it is the log's, or no tables
@@ -178,21 +187,23 @@ class CollectionReaderRole(Role, ABC):
 
     def loaded(self, collection: Collection) -> None:
         """The pipeline of `collection` has its tables and reads the log behind them."""
-        if collection.id in self._unreadable:
+        if part_key(collection) in self._unreadable:
             self._set_unreadable(collection, None)
 
     def _set_unreadable(self, collection: Collection, error: TidewalError | None) -> None:
+        self._unreadable.pop(part_key(collection), None)
+        if error is not None:
+            self._unreadable[part_key(collection)] = error
+        error = next((each for (id, _), each in self._unreadable.items() if id == collection.id), None)
         labels = {"collection_name": collection.name, "role_name": self.role}
         self.node.metrics.gauge("wal_collection_unreadable", **labels).set(error is not None)
-        self._unreadable.pop(collection.id, None)
         self.node.unreadable.pop((self.role, collection.name), None)
         if error is not None:
-            self._unreadable[collection.id] = error
             self.node.unreadable[self.role, collection.name] = error
 
-    async def _as_task(self, id: int, work: Coroutine[object, object, None]) -> None:
+    async def _as_task(self, key: PartKey, work: Coroutine[object, object, None]) -> None:
         """Run `work` of a pipeline as a task of its own, so that a release can end it without ending the actor."""
-        task = self._tasks[id] = asyncio.create_task(work)
+        task = self._tasks[key] = asyncio.create_task(work)
         try:
             await asyncio.wait([task])
             if not task.cancelled():
@@ -208,19 +219,21 @@ class CollectionReaderRole(Role, ABC):
             return None  # an old request: another collection may have the name by now
         if collection.state != DROPPING:
             raise InvalidRequest(f"collection {collection.name} is not being dropped")
-        await self._end_pipeline(collection)
+        for key in [key for key in self._pipelines if key[0] == collection.id]:
+            await self._end_pipeline(key)
         await self.forget(collection)
         self.node.metrics.forget("collection_name", collection.name)
         for vchannel in collection.vchannels:
             self.node.metrics.forget("channel_name", vchannel)
         return None
 
-    async def _end_pipeline(self, collection: Collection) -> None:
-        self._pipelines.pop(collection.id, None)
-        task = self._tasks.pop(collection.id, None)
+    async def _end_pipeline(self, key: PartKey) -> None:
+        pipeline = self._pipelines.pop(key, None)
+        task = self._tasks.pop(key, None)
         if task is not None:
             await ended(task)
-        self._set_unreadable(collection, None)
+        if pipeline is not None:
+            self._set_unreadable(pipeline.collection, None)
 
     async def _listen(self) -> None:
         await self.node.make_heartbeats()
@@ -335,7 +348,7 @@ def open_stream(
     stream.as_consumer(channels, start, fences=role.catalog.catalog.fences(channels))
     if stored and after >= collection.created_ts:  # else the table is older than the collection, or empty
         # A position that was stored with a later T lies behind messages that are wanted.
-        positions = {at.channel: at for at in stored if at.timestamp == after}
+        positions = {at.channel: at for at in stored if at.timestamp == after and at.channel in channels}
         if positions.keys() == set(channels):
             stream.seek(positions.values())
     return stream

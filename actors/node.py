@@ -60,7 +60,8 @@ class Node:
     `cluster` is the membership of the process, whose `incarnation` is its name in the catalog, new at each start.
     `unreadable` says what is wrong with the tables of a collection, by role and collection name, while they cannot be
     read. In `local_owner` the roles find the StreamingNode of this process; `message_bytes` says how large a message of
-    the pchannels may be that are owned elsewhere. The `dispatchers` read the pchannels for all collections.
+    the pchannels may be that are owned elsewhere. `before_leaving` is what the end of the node waits for, by role,
+    while all goes on. The `dispatchers` read the pchannels for all collections.
     """
 
     name: str
@@ -74,6 +75,9 @@ class Node:
     unreadable: dict[tuple[str, str], TidewalError] = field(default_factory=dict[tuple[str, str], TidewalError])
     message_bytes: dict[str, int] = field(default_factory=dict[str, int])
     local_owner: LocalOwner = field(default_factory=LocalOwner)
+    before_leaving: dict[str, Callable[[], Awaitable[None]]] = field(
+        default_factory=dict[str, Callable[[], Awaitable[None]]]
+    )
     dispatchers: Dispatchers = field(init=False)
 
     def __post_init__(self) -> None:

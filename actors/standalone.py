@@ -63,6 +63,7 @@ _starts_without_loop = itertools.count()
 # channels back.
 ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
+REPLACED_S = 10.0  # of a node that ends, until others have loaded what only it has
 HAND_OVER_S = 2.0  # of a node that ends, without a channel that moves
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
@@ -202,6 +203,9 @@ class Standalone:
         await self.node.cluster.drain()
         if self.node.cluster.has_other(STREAMING_NODE):
             await self._hand_over()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REPLACED_S):
+                await asyncio.gather(*(until_replaced() for until_replaced in self.node.before_leaving.values()))
         await self._stack.aclose()
         _log.info("node %s has drained in %.1f s", self.node.name, self.node.clock.clock.monotonic() - began_s)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.rpc.server import Request
 from ...runtime.tables.table_store import TableStore
-from ..collection_reader import CollectionReaderRole, holder
+from ..collection_reader import CollectionReaderRole, Pipeline, holder, part_key
+from ..node import Node
 from ..pchannels import pchannels_of
 from ..requests import Answer, Method, OfCollection
 from .delta_errors import storage_errors
@@ -21,6 +23,10 @@ class DataNode(CollectionReaderRole):
 
     role = "datanode"
 
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._seen: object = None  # the members by which the pipelines were looked at last
+
     def handlers(self) -> dict[str, Method]:
         return {
             **super().handlers(),
@@ -29,15 +35,26 @@ class DataNode(CollectionReaderRole):
         }
 
     def serves(self, collection: Collection) -> bool:
+        """Whether this node is to store `collection`, by the members that it knows of."""
         return self.node.cluster.first(self.role, str(collection.id)) == self.node.incarnation
+
+    def missing(self, collection: Collection) -> Sequence[Collection]:
+        return [collection] if part_key(collection) not in self._pipelines and self.serves(collection) else []
+
+    def unwanted(self) -> Sequence[Pipeline]:
+        members = self.node.cluster.members(self.role)
+        seen, self._seen = self._seen, [(each.incarnation, each.draining) for each in members]
+        if seen == self._seen:
+            return []
+        return [pipeline for pipeline in self._pipelines.values() if not self.serves(pipeline.collection)]
 
     def answers(self, request: Request) -> bool:
         """What is asked about a collection is for the DataNode that has it."""
         collection = self.catalog.catalog.collections.get(str(request.params.get("collection")))
         return super().answers(request) if collection is None else self.serves(collection)
 
-    def pipeline(self, collection: Collection) -> FlushPipeline:
-        return FlushPipeline(self, collection)
+    def pipeline(self, part: Collection) -> FlushPipeline:
+        return FlushPipeline(self, part)
 
     async def forget(self, collection: Collection) -> None:
         """Release the holds on the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from ...runtime.errors import Lagging
+from ..collection_reader import PartKey
 from .row_store import RowStore
 
 KEPT_S: Final = 30.0  # after they were last asked for
@@ -23,17 +24,17 @@ class _Snapshot:
 
 
 class PastRows:
-    """Snapshots by collection id and time. Of each time the rows are loaded once, whoever asks meanwhile; they count in
-    the node's memory, and go when they were not asked for during `KEPT_S`, or when that memory is needed."""
+    """Snapshots by part of a collection and time. Of each time the rows are loaded once, whoever asks meanwhile; they
+    count in the node's memory, and go when they were not asked for during `KEPT_S`, or when that memory is needed."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._snapshots: dict[tuple[int, int], _Snapshot] = {}
+        self._snapshots: dict[tuple[PartKey, int], _Snapshot] = {}
 
-    async def stores(self, collection: int, time: int, load: Load) -> Sequence[RowStore]:
+    async def stores(self, part: PartKey, time: int, load: Load) -> Sequence[RowStore]:
         """The rows as they were at `time`, which never change. Raises what `load` raises."""
         self.expire()
-        key = collection, time
+        key = part, time
         found = self._snapshots.get(key)
         if found is None:
             found = self._snapshots[key] = _Snapshot(asyncio.create_task(load()), 0.0)
@@ -61,9 +62,9 @@ class PastRows:
         """Let go of all that is loaded. Questions that read it have it until they end."""
         self._drop(self._now_s())
 
-    def forget(self, collection: int) -> None:
-        """End what is being loaded of a collection, and let go of what is loaded."""
-        for key in [key for key in self._snapshots if key[0] == collection]:
+    def forget(self, part: PartKey) -> None:
+        """End what is being loaded of a part, and let go of what is loaded."""
+        for key in [key for key in self._snapshots if key[0] == part]:
             self._let_go(key)
 
     def _drop(self, asked_before_s: float) -> None:
@@ -71,13 +72,13 @@ class PastRows:
             if snapshot.loading.done() and snapshot.asked_s <= asked_before_s:
                 self._let_go(key)
 
-    def _let_go(self, key: tuple[int, int]) -> None:
+    def _let_go(self, key: tuple[PartKey, int]) -> None:
         loading = self._snapshots.pop(key).loading
         if not loading.cancel() and not loading.cancelled() and loading.exception() is None:
             for store in loading.result():
                 store.release()
 
-    def _loaded(self, key: tuple[int, int], loading: asyncio.Task[Sequence[RowStore]]) -> None:
+    def _loaded(self, key: tuple[PartKey, int], loading: asyncio.Task[Sequence[RowStore]]) -> None:
         """What has failed is tried again by who asks next."""
         if loading.cancelled() or loading.exception() is not None:
             self._snapshots.pop(key, None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -16,42 +17,45 @@ import pyarrow as pa
 from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.log.record import RecordType
+from ...runtime.ownership import SyncPoint
 from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import LOG
-from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, rows_of
+from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, part_key, rows_of
 from ..datanode.delta_errors import storage_errors
 from ..datanode.log_reader import read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import OwnTable, open_own_table
 from ..metrics import ScanMetrics, lag_ms
-from .metrics import watch_rows
+from .metrics import watch_lag
 from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
 
-SYNC_DEADLINE_S = 60.0  # the client has a deadline of its own
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
 
 
 class RowPipeline:
-    """The rows of a collection as of `tsafe`: every record up to it is applied, deletes included, and none behind it.
+    """The rows of a collection, or of some vchannels of it, as of `tsafe`: every record up to it is applied, deletes
+    included, and none behind it.
 
     Starts from what the table holds and continues in the log. Where its next rows do not fit into the node's memory
     for rows it stops and releases its own: every query then gets `MemoryLimitExceeded`, until the collection is
     dropped or the node started again.
     """
 
-    def __init__(self, role: CollectionReaderRole, collection: Collection, memory: RowMemory, past: PastRows) -> None:
-        """The rows count in `memory`, as do those of earlier times in `past`."""
-        self.collection = collection
+    def __init__(
+        self, role: CollectionReaderRole, whole: Collection, vchannels: Sequence[str], memory: RowMemory, past: PastRows
+    ) -> None:
+        """The rows of these vchannels of the collection `whole`. They count in `memory`, and so do those of earlier
+        times, in `past`."""
+        self.collection = collection = replace(whole, vchannels=tuple(vchannels))
         self.tsafe: int = 0
+        self._whole = whole
         self._role = role
         self._node = role.node
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._failure: TidewalError | None = None
-        self._syncing: asyncio.Task[int] | None = None
-        self._sync_again: asyncio.Task[int] | None = None
         self._stream = open_stream(role, collection, 0)
         self._memory = memory
         self._past = past
@@ -59,10 +63,7 @@ class RowPipeline:
         self._stores = {vchannel: RowStore(collection.schema, memory, window_ms) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
         self._scan: ScanMetrics | None = None  # of the stream, once it is read
-        unserved_since = max(role.started_ts, collection.created_ts)  # however often the tables are loaded again
-        watch_rows(
-            role.node.metrics, role.node.clock, collection, lambda: self.tsafe or unserved_since, lambda: self.stores
-        )
+        watch_lag(role.node.metrics, role.node.clock, collection.vchannels, lambda: self.time_reached)
 
     async def run(self) -> None:
         """Load, then follow the log."""
@@ -108,7 +109,7 @@ class RowPipeline:
 
     async def _open_table(self) -> OwnTable:
         location = self._node.tables.table(self.collection.name, LOG)
-        return await self._node.blocking(partial(open_own_table, location, self.collection, self._node.wal.name))
+        return await self._node.blocking(partial(open_own_table, location, self._whole, self._node.wal.name))
 
     async def _fill(self, stores: Mapping[str, RowStore], log: LogTable, time: int) -> None:
         """Apply the rows that were there at `time`."""
@@ -120,13 +121,13 @@ class RowPipeline:
                     await asyncio.sleep(0)
             store.versions.update(current.counts)  # of each key only the newest was loaded, yet all count as applied
 
-    async def _load_past(self, time: int) -> list[RowStore]:
+    async def _load_past(self, vchannels: Sequence[str], time: int) -> list[RowStore]:
         """The rows that were there at `time`, from the table, once that has them."""
         log, stored, _ = await self._open_table()
         if stored < time:
             await self._role.owners.flush(self.collection)
             log = (await self._open_table()).log
-        stores = {vchannel: RowStore(self.collection.schema, self._memory) for vchannel in self._stores}
+        stores = {vchannel: RowStore(self.collection.schema, self._memory) for vchannel in vchannels}
         try:
             await self._fill(stores, log, time)
         except BaseException:
@@ -153,8 +154,9 @@ class RowPipeline:
                 await asyncio.sleep(0)
             if record.type is RecordType.ROWS:
                 rows = rows_of(self._role, self.collection, record)
-                if rows is not None:
-                    self._stores[record.vchannel].apply(rows, record.ts)
+                store = self._stores.get(record.vchannel)  # None: it was discarded meanwhile
+                if rows is not None and store is not None:
+                    store.apply(rows, record.ts)
                     since_pause += rows.num_rows
             applied = record.ts
         self._advance(pack.end_ts)
@@ -163,18 +165,34 @@ class RowPipeline:
             store.maintain()
         self._past.expire()
 
-    async def stores_at(self, at: int | None) -> Sequence[RowStore]:
-        """The row stores of all shards to be read at the time `at`, which has been waited for: from the table, where
+    async def stores_at(self, at: int | None) -> Mapping[str, RowStore]:
+        """The row stores, by vchannel, to be read at the time `at`, which has been waited for: from the table, where
         memory does not have that time any more. Raises what is wrong with the table, and `MemoryLimitExceeded`."""
         if at is None or all(store.begins <= at for store in self._stores.values()):
-            return self.stores
+            return self._stores
+        vchannels = tuple(self._stores)
         with storage_errors(self._node.tables.table(self.collection.name, LOG)):
-            return await self._past.stores(self.collection.id, at, partial(self._load_past, at))
+            past = await self._past.stores((self.collection.id, vchannels), at, partial(self._load_past, vchannels, at))
+        return dict(zip(vchannels, past, strict=True))
 
     @property
-    def stores(self) -> list[RowStore]:
-        """The row stores of all shards."""
-        return list(self._stores.values())
+    def stores(self) -> Mapping[str, RowStore]:
+        """The row stores, by vchannel."""
+        return self._stores
+
+    @property
+    def vchannels(self) -> Sequence[str]:
+        """Those whose rows can be asked for: none while the table is loaded."""
+        return list(self._stores) if self.tsafe and self._failure is None else []
+
+    @property
+    def time_reached(self) -> int:
+        """`tsafe`, or since when its rows cannot be asked for: however often the tables are loaded again."""
+        return self.tsafe or max(self._role.started_ts, self.collection.created_ts)
+
+    def discard(self, vchannel: str) -> None:
+        """Let go of the rows of a vchannel that other nodes have. Questions that read them have them until they end."""
+        self._stores.pop(vchannel).release()
 
     # ---- freshness --------------------------------------------------------------------------------------------------
 
@@ -214,7 +232,7 @@ class RowPipeline:
 
     def _fail(self, error: TidewalError) -> None:
         self._failure = self._failure or error
-        self._past.forget(self.collection.id)
+        self._past.forget(part_key(self.collection))
         for store in self._stores.values():
             store.release()
         self._stores = {vchannel: RowStore(self.collection.schema, RowMemory(0)) for vchannel in self._stores}
@@ -223,34 +241,10 @@ class RowPipeline:
                 waiter.set_exception(self._failure)
         self._waiters.clear()
 
-    async def present(self) -> int:
-        """The time of the log now, from the channels' owner: everything acknowledged before this call is at or before
-        it (guarantee 8). Queries that come while one request is under way share the next."""
-        running = self._syncing
-        if running is None or running.done():
-            self._syncing = _begin(self._sync())
-            return await asyncio.shield(self._syncing)
-        if self._sync_again is None:
-            self._sync_again = _begin(self._sync_after(running))
-        return await asyncio.shield(self._sync_again)
-
-    async def _sync_after(self, running: asyncio.Task[int]) -> int:
-        await asyncio.wait([running])
-        self._syncing, self._sync_again = self._sync_again, None
-        return await self._sync()
-
-    async def _sync(self) -> int:
-        point = await self._role.owners.sync(self.collection, deadline_s=SYNC_DEADLINE_S)
+    def announce(self, point: SyncPoint) -> None:
+        """Apply what the owners have said of the channels now, sooner than with their next tick."""
         for channel, last in point.channels.items():
             self._stream.announce(channel, last.term, last.cseq, point.time)
-        return point.time
-
-
-def _begin(sync: Coroutine[object, object, int]) -> asyncio.Task[int]:
-    """Start `sync` as a task; its exception counts as retrieved, for every waiting query may be cancelled by then."""
-    task = asyncio.create_task(sync)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
 
 
 def _sliced(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -3,74 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Literal, NotRequired, cast
+from typing import NamedTuple, TypeVar, cast
 
 import msgpack
 import pyarrow as pa
-from pydantic import PlainValidator
-from typing_extensions import TypedDict
 
 from ...runtime.catalog.catalog import Collection
-from ...runtime.clock import add_ms, physical_ms
-from ...runtime.cluster.pressure import ROW_MEMORY
-from ...runtime.errors import CollectionNotLoaded, InvalidRequest, TidewalError
-from ...runtime.log.names import pchannel_of
+from ...runtime.clock import physical_ms
+from ...runtime.cluster.replica_order import replica_order
+from ...runtime.errors import CollectionNotFound, InvalidRequest, Lagging, TidewalError
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.log.wal import Append, Payload
+from ...runtime.ownership import SyncPoint
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
-from ..collection_reader import CollectionReaderRole, Pipeline
-from ..metrics import measure_limit
 from ..node import Node
-from ..requests import Answer, Method, Number, OfCollection
-from .past_rows import PastRows
+from ..requests import Answer, Method, Nothing
+from .fan_out import FanOut
+from .loaded_collections import LoadedCollections
+from .part_question import (
+    OPS,
+    ROWS_COLUMN,
+    AnyRequest,
+    GetRequest,
+    StatsRequest,
+    decoded_tables,
+    encoded_table,
+    encoded_tables,
+    looked_up,
+    merged_answers,
+    packed,
+    question_of,
+    run_each,
+    unpacked,
+)
+from .peers import Peers, SeenRequests
 from .pipeline import RowPipeline
-from .query import Request as Asked
-from .query import from_wire, run
-from .row_store import RowMemory
+from .query import run
+from .question_time import QuestionTime
+from .requests import FreshParams, GetParams, PartParams, QueryParams, point_to_wire
+from .row_store import RowStore
+from .view import ShardView
+
+T = TypeVar("T")
 
 # A collection up to this size is scanned on the loop, in some ms; a larger one on a snapshot and on a thread, which
 # must acquire Python's lock from a busy loop again and again (measured under full write load: 6 ms become 30).
 ON_LOOP_BYTES_MAX = 128 * 1024 * 1024
-AHEAD_MS = 10_000  # so far ahead of the log a time to read at may lie: another node may have told it
+FAN_OUT_S = 60.0  # for all parts of a question; the client has a deadline of its own
+REACH_S = 0.25  # for the log to be read up to the time of a question, until another node is asked besides
 EVENTS_INTERVAL_S = 1.0
 EVENTS_PENDING_MAX = 10_000
 
 
-class FreshParams(TypedDict):
-    """A collection and the freshness of its result. `session_ts` is the time of the client's last write. With `at` the
-    result is as of that time, whatever the consistency."""
+class _Result(NamedTuple):
+    """What a question is answered with: everything up to `tsafe` is in it. When it arrived, and when its freshness was
+    reached."""
 
-    collection: str
-    consistency: Literal["strong", "session", "bounded", "eventually"]
-    at: NotRequired[Number | None]
-    session_ts: NotRequired[Number]
-    staleness_ms: NotRequired[Number]
-
-
-class QueryParams(FreshParams):
-    """A query or a search."""
-
-    request: Annotated[Asked, PlainValidator(from_wire)]
+    table: pa.Table
+    collection: Collection
+    tsafe: int
+    began_s: float
+    asked_s: float
 
 
-class GetParams(FreshParams):
-    """A get by keys, which are in the body."""
+class QueryNode(LoadedCollections):
+    """Answers questions about collections. What this node has in memory it answers itself; for the rest it asks the
+    QueryNodes that have it, all as of one time, and merges their results.
 
-    columns: NotRequired[list[str] | None]
-
-
-class QueryNode(CollectionReaderRole):
-    """Holds the current rows of every collection in memory."""
-
-    role = "querynode"
+    Of several QueryNodes the first in the rendezvous order of a client answers its questions. Where that one is silent
+    the second does, once the client repeats a question.
+    """
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._events: list[Params] = []
-        self._past = PastRows(self._now_s)
-        self._memory = RowMemory(node.settings.query_node.memory_limit_bytes, self._past.reclaim)
+        self._fan_outs = node.metrics.counter("querynode_fan_out_total")
+        self._peers = Peers(self.rpc, self.role, self.now_s)
+        self._repeated = SeenRequests()
+        self._time = QuestionTime(
+            node.clock, self.catalog, self.owners, node.settings.common.graceful_time, self._announce_present
+        )
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -78,140 +93,222 @@ class QueryNode(CollectionReaderRole):
             "query": Method(self._query, QueryParams),
             "get": Method(self._get, GetParams),
             "stats": Method(self._stats, FreshParams),
-            "load_state": Method(self._load_state, OfCollection),
+            "part": Method(self._part, PartParams),
+            "ping": Method(self._ping, Nothing),
         }
 
     async def prepare(self) -> None:
         await super().prepare()
-        node, memory, past = self.node, self._memory, self._past
-        measure_limit(node.cluster, node.metrics, ROW_MEMORY, lambda: (memory.used - past.bytes, memory.limit_bytes))
         await self.node.make_event_channel(self.node.names.query_events)
         self.spawn_task(self.owners.run(), name="owners")
         self.spawn_task(self._publish_events(), name="query events")
 
-    def serves(self, collection: Collection) -> bool:
-        return collection.replicas > 0
+    async def forget(self, collection: Collection) -> None:
+        self._time.forget(collection)
 
-    async def find_pipeline(self, name: str) -> Pipeline:
-        known = self.catalog.catalog.collections.get(name)
-        if known is not None and not self.serves(known):
-            known = (await self.catalog.catch_up()).collection(name)
-            if not self.serves(known):
-                raise CollectionNotLoaded(f"collection {name} is released: load_collection loads it", collection=name)
-        return await super().find_pipeline(name)
+    # ---- who answers ------------------------------------------------------------------------------------------------
 
-    def pipeline(self, collection: Collection) -> RowPipeline:
-        return RowPipeline(self, collection, self._memory, self._past)
+    def answers(self, request: Request) -> bool:
+        """Of two nodes that may answer, the second looks first whether the other one does (`due`). A node that is cut
+        off from the log past its lease leaves questions to others."""
+        if not self.node.cluster.has_other(self.role):
+            return True
+        if self.doubtful:
+            return False
+        first, second = self._askable(request.client)
+        own = self.node.incarnation
+        return own == first or (own == second and self._repeated.add(request))
 
-    def _now_s(self) -> float:
-        return self.node.clock.clock.monotonic()
+    def due(self, request: Request) -> Sequence[Request]:
+        first, second = self._askable(request.client)
+        if "to" in request.params or second != self.node.incarnation:
+            return [request]
+        self.spawn_task(self._take_over(request, first), name="take over")
+        return []
 
-    # ---- queries ----------------------------------------------------------------------------------------------------
+    def _askable(self, client: str) -> tuple[str, str]:
+        """The nodes that are to answer a client: the second where the first does not."""
+        order = [*replica_order(client, self.node.cluster.members(self.role)), "", ""]
+        return order[0], order[1]
+
+    async def _take_over(self, request: Request, first: str) -> None:
+        if await self._peers.is_silent(first):
+            self._serve(request)
+        else:
+            request.ignore()
+
+    async def _ping(self, _: Request) -> Answer:
+        return None
+
+    # ---- questions --------------------------------------------------------------------------------------------------
 
     async def _query(self, request: Request) -> Answer:
-        asked, at = request.params["request"], request.params.get("at")
-        pipeline, waited_ms = await self._fresh(request.params)
-        started = self._now_s()
-        stores = await pipeline.stores_at(at)
-        tsafe = pipeline.tsafe if at is None else at
-        if sum(store.bytes for store in stores) <= ON_LOOP_BYTES_MAX:
-            table = run([store.view(at) for store in stores], asked)
-        else:
-            table = await self.node.blocking(partial(run, [store.snapshot(at) for store in stores], asked))
-        return self._answer_with(request, table, pipeline, tsafe, waited_ms, started)
+        return self._answer_with(request, await self._result(request.params, request.params["request"]))
 
     async def _get(self, request: Request) -> Answer:
-        keys, at = _keys(request.body), request.params.get("at")
-        pipeline, waited_ms = await self._fresh(request.params)
-        _check_keys(keys, pipeline.collection)
-        started = self._now_s()
-        columns = request.params.get("columns")
-        table = pa.concat_tables([store.get(keys, columns, at) for store in await pipeline.stores_at(at)])
-        return self._answer_with(request, table, pipeline, pipeline.tsafe if at is None else at, waited_ms, started)
+        asked = GetRequest(_keys(request.body), request.params.get("columns"))
+        return self._answer_with(request, await self._result(request.params, asked))
 
     async def _stats(self, request: Request) -> Answer:
         """Row versions applied by operation, and current rows."""
-        pipeline, _ = await self._fresh(request.params)
-        versions: dict[str, int] = {}
-        for store in pipeline.stores:
-            for op, count in store.versions.items():
-                versions[op] = versions.get(op, 0) + count
-        rows = sum(store.row_count for store in pipeline.stores)
-        return {"versions": versions, "rows": rows, "tsafe": pipeline.tsafe}
+        found = await self._result(request.params, StatsRequest())
+        [row] = found.table.to_pylist()
+        return {"versions": {op: row[op] for op in OPS}, "rows": row[ROWS_COLUMN], "tsafe": found.tsafe}
 
-    async def _load_state(self, request: Request) -> Answer:
-        """Whether the rows of a collection are in memory, as of a catalog that is read now."""
-        collection = (await self.catalog.catch_up()).collection(request.params["collection"])
-        if not collection.replicas:
-            return {"state": "NotLoad", "replicas": 0}
-        pipeline = await self.find_pipeline(collection.name)
-        assert isinstance(pipeline, RowPipeline)
-        return {"state": "Loaded" if pipeline.tsafe else "Loading", "replicas": collection.replicas}
+    async def _result(self, params: Params, asked: AnyRequest) -> _Result:
+        began_s = self.now_s()
+        collection = await self.find_loaded(params["collection"])
+        if isinstance(asked, GetRequest):
+            _check_keys(asked.keys, collection)
+        whole = self._whole(collection)
+        if whole is None:
+            return await self._result_of_parts(collection, params, asked, began_s)
+        at: int | None = params.get("at")
+        time, _ = await self._time.least(collection, params, whole.tsafe)
+        await whole.wait_for(time)
+        asked_s = self.now_s()
+        stores = await whole.stores_at(at)
+        tsafe = whole.tsafe if at is None else at
+        table = await self._computed(stores, asked, at)
+        return _Result(table, collection, tsafe, began_s, asked_s)
 
-    def _answer_with(
-        self, request: Request, table: pa.Table, pipeline: RowPipeline, tsafe: int, waited_ms: float, started: float
-    ) -> tuple[Params, memoryview]:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        took_ms = (self._now_s() - started) * 1000
+    def _whole(self, collection: Collection) -> RowPipeline | None:
+        """The pipeline that has all rows of `collection`, or is to get them and no other node has them. Raises what is
+        wrong with its tables."""
+        parts = self.parts(collection.id)
+        alone = not self.node.cluster.has_other(self.role)
+        if len(parts) != 1 or len(parts[0].stores) != collection.shards or not (parts[0].vchannels or alone):
+            return None
+        if error := self.unreadable(parts[0]):
+            raise error
+        return parts[0]
+
+    async def _result_of_parts(
+        self, collection: Collection, params: Params, asked: AnyRequest, began_s: float
+    ) -> _Result:
+        """Ask for each vchannel where its rows are, all as of one time."""
+        question = question_of(asked, collection.schema)
+        reached = min((part.tsafe for part in self.parts(collection.id)), default=0)
+        at, present = await self._time.common(collection, params, reached)
+        asked_s = self.now_s()
+        ask = partial(self._ask_node, collection, question, at, present)
+        fan_out = FanOut(collection.vchannels, partial(self._order, collection), ask, self._is_lost)
+        async with asyncio.timeout(FAN_OUT_S):
+            tables = await fan_out.run()
+        self._fan_outs.inc()
+        return _Result(merged_answers(asked, collection.schema, tables), collection, at, began_s, asked_s)
+
+    def _order(self, collection: Collection, vchannel: str) -> Sequence[str]:
+        """The nodes to ask for a vchannel: this one where it has the rows, and those that were silent just now last."""
+        self._assignment.refresh()
+        own = self.node.incarnation if any(vchannel in part.vchannels for part in self.parts(collection.id)) else ""
+        return sorted(self._assignment.order(vchannel), key=lambda node: (node != own, self._peers.was_silent(node)))
+
+    async def _is_lost(self, node: str) -> bool:
+        if node == self.node.incarnation:
+            return False
+        return not self.node.cluster.has(node) or await self._peers.is_silent(node)
+
+    async def _ask_node(
+        self, collection: Collection, question: AnyRequest, at: int, present: SyncPoint | None, node: str,
+        vchannels: Sequence[str],
+    ) -> Mapping[str, pa.Table]:  # fmt: skip
+        if node == self.node.incarnation:
+            return await self._results_here(collection, vchannels, question, at, present)
+        about = {"id": collection.id, "vchannels": list(vchannels), "at": at, "present": point_to_wire(present)}
+        params = {"to": node, **about}
+        reply = await self.rpc.call(self.role, "part", params, packed(question), deadline_s=FAN_OUT_S)
+        return decoded_tables(reply.values["sizes"], reply.body)
+
+    # ---- what is here -----------------------------------------------------------------------------------------------
+
+    async def _part(self, request: Request) -> Answer:
+        """Answer for those of the vchannels whose rows are here."""
+        params, question = request.params, unpacked(request.body)
+        collection = self.catalog.catalog.by_id(params["id"]) or (await self.catalog.catch_up()).by_id(params["id"])
+        if collection is None:
+            raise CollectionNotFound("the collection that is asked about was dropped")
+        if isinstance(question, GetRequest):
+            _check_keys(question.keys, collection)
+        found = await self._results_here(collection, params["vchannels"], question, params["at"], params["present"])
+        sizes, body = encoded_tables(found)
+        return {"sizes": sizes}, body
+
+    async def _results_here(
+        self, collection: Collection, vchannels: Sequence[str], question: AnyRequest, at: int, present: SyncPoint | None
+    ) -> Mapping[str, pa.Table]:
+        """The results for those of `vchannels` whose rows are here. Raises `Lagging` where they are not read up to `at`
+        soon, and what is wrong with their tables."""
+        wanted, found = set(vchannels), dict[str, pa.Table]()
+        for part in self.parts(collection.id):
+            error = self.unreadable(part)
+            if error is not None and not wanted.isdisjoint(part.stores):
+                raise error
+            if wanted.isdisjoint(part.vchannels):
+                continue
+            if present is not None:
+                part.announce(self._as_granted(present))
+            await self._reach(part, at)
+            stores = {each: store for each, store in (await part.stores_at(at)).items() if each in wanted}
+            found |= await self._computed_each(stores, question, at)
+        return found
+
+    def _as_granted(self, present: SyncPoint) -> SyncPoint:
+        """`present` without what no owner may promise: another process has sent it."""
+        granted = self.catalog.granted
+        ends = {name: end for name, end in present.channels.items() if granted(name).covers(end.term, present.time)}
+        return present._replace(channels=ends)
+
+    async def _reach(self, part: RowPipeline, at: int) -> None:
+        """Wait for `at` a little: another node may be further."""
+        try:
+            async with asyncio.timeout(REACH_S):
+                await part.wait_for(at)
+        except TimeoutError:
+            raise Lagging(f"{part.collection.name} is not read up to {at} yet on {self.node.name}; retry") from None
+
+    def _announce_present(self, collection: Collection, present: SyncPoint) -> None:
+        for part in self.parts(collection.id):
+            part.announce(present)
+
+    # ---- computing --------------------------------------------------------------------------------------------------
+
+    async def _computed(self, stores: Mapping[str, RowStore], asked: AnyRequest, at: int | None) -> pa.Table:
+        """The result over all these stores of a collection."""
+        if isinstance(asked, GetRequest | StatsRequest):
+            schema = next(iter(stores.values())).schema
+            return merged_answers(asked, schema, list(looked_up(stores, asked, at).values()))
+        return await self._on_views(stores, at, lambda views: run(list(views.values()), asked))
+
+    async def _computed_each(
+        self, stores: Mapping[str, RowStore], asked: AnyRequest, at: int
+    ) -> Mapping[str, pa.Table]:
+        """The result for each of these stores."""
+        if isinstance(asked, GetRequest | StatsRequest):
+            return looked_up(stores, asked, at)
+        return await self._on_views(stores, at, partial(run_each, asked=asked))
+
+    async def _on_views(
+        self, stores: Mapping[str, RowStore], at: int | None, compute: Callable[[Mapping[str, ShardView]], T]
+    ) -> T:
+        if sum(store.bytes for store in stores.values()) <= ON_LOOP_BYTES_MAX:
+            return compute({vchannel: store.view(at) for vchannel, store in stores.items()})
+        snapshots = {vchannel: store.snapshot(at) for vchannel, store in stores.items()}
+        return await self.node.blocking(partial(compute, snapshots))
+
+    def _answer_with(self, request: Request, found: _Result) -> tuple[Params, memoryview]:
+        took_ms, waited_ms = (self.now_s() - found.asked_s) * 1000, (found.asked_s - found.began_s) * 1000
         metrics = self.node.metrics
         metrics.histogram("querynode_sq_wait_tsafe_latency", query_type=request.method).observe(waited_ms)
         metrics.histogram("querynode_sq_req_latency", query_type=request.method, status="success").observe(
             took_ms + waited_ms
         )
-        age_ms = max(0, physical_ms(self.node.clock.last) - physical_ms(tsafe))
-        freshness = {"tsafe": tsafe, "age_ms": age_ms, "waited_ms": waited_ms, "took_ms": took_ms}
+        age_ms = max(0, physical_ms(self.node.clock.last) - physical_ms(found.tsafe))
+        freshness = {"tsafe": found.tsafe, "age_ms": age_ms, "waited_ms": waited_ms, "took_ms": took_ms}
         if len(self._events) < EVENTS_PENDING_MAX:
-            about = {"collection": pipeline.collection.name, "kind": request.method, "rows": table.num_rows}
+            about = {"collection": found.collection.name, "kind": request.method, "rows": found.table.num_rows}
             self._events.append({**about, **freshness, "consistency": request.params["consistency"]})
-        return freshness, memoryview(sink.getvalue())
-
-    # ---- freshness --------------------------------------------------------------------------------------------------
-
-    async def _fresh(self, params: Params) -> tuple[RowPipeline, float]:
-        """The pipeline of the collection, once it is as fresh as requested; and how long that took, in ms."""
-        started = self._now_s()
-        pipeline = await self.find_pipeline(params["collection"])
-        assert isinstance(pipeline, RowPipeline)
-        await pipeline.wait_for(await self._guarantee(pipeline, params))
-        return pipeline, (self._now_s() - started) * 1000
-
-    async def _guarantee(self, pipeline: RowPipeline, params: Params) -> int:
-        """The timestamp up to which the result must reflect the log."""
-        at: int | None = params.get("at")
-        if at is not None:
-            return await self._snapshot_time(pipeline, at)
-        consistency = params["consistency"]
-        if consistency == "strong":
-            return await pipeline.present()
-        if consistency == "session":
-            written: int = params.get("session_ts", 0)
-            if not (self.node.clock.believes(written) or written <= self._granted_to(pipeline.collection)):
-                raise InvalidRequest(f"session_ts {written} lies days ahead: no write can have had that time")
-            if written > pipeline.tsafe:
-                await pipeline.present()  # sooner than the next tick
-            return written
-        if consistency == "bounded":
-            staleness_ms = params.get("staleness_ms") or self.node.settings.common.graceful_time
-            return add_ms(self.node.clock.now(), -staleness_ms)
-        return 1  # eventually: at least what the table and the log held when this node started
-
-    async def _snapshot_time(self, pipeline: RowPipeline, at: int) -> int:
-        """The time `at`, if it lies between the collection's creation and now."""
-        collection = pipeline.collection
-        if at < collection.created_ts:
-            raise InvalidRequest(
-                f"at {at} there was no collection {collection.name}: it was created at {collection.created_ts}"
-            )
-        if at > pipeline.tsafe and at > add_ms(await pipeline.present(), AHEAD_MS):  # sooner than the next tick
-            raise InvalidRequest(f"at {at} lies ahead of the log: give the time of an answer, of a write, or of a cut")
-        return at
-
-    def _granted_to(self, collection: Collection) -> int:
-        """The highest timestamp that a write to the collection may have: the clock of a new owner passes it only once
-        it acquires the channels."""
-        return max(self.catalog.granted(pchannel_of(vchannel)).limit for vchannel in collection.vchannels)
+        return freshness, encoded_table(found.table)
 
     async def _publish_events(self) -> None:
         """Append an event of the queries to `query_events` every second."""
@@ -241,7 +338,7 @@ def _keys(body: Payload) -> list[object]:
     return cast("list[object]", keys)
 
 
-def _check_keys(keys: list[object], collection: Collection) -> None:
+def _check_keys(keys: Sequence[object], collection: Collection) -> None:
     key = collection.schema.key
     for number, value in enumerate(keys):
         fits = type(value) is str if key.type == "varchar" else type(value) is int and -(2**63) <= value < 2**63

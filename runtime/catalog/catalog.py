@@ -185,11 +185,6 @@ class Catalog:
         return None if name is None else self.collections[name]
 
     @property
-    def released(self) -> Set[int]:
-        """The ids of the collections that no QueryNode is to have in memory."""
-        return frozenset(each.id for each in self.collections.values() if not each.replicas)
-
-    @property
     def pchannels(self) -> Set[str]:
         """The pchannels that collections have shards on."""
         return frozenset(self._shards)

@@ -223,6 +223,7 @@ _QUERYNODE = (
     gauge("querynode_consume_tt_lag_ms", "milliseconds", "Now minus the watermark applied; by vchannel", CHANNEL),
     counter("querynode_consume_msg_total", "Records consumed", "msg_type"),
     counter("querynode_consume_bytes_total", "Bytes consumed", unit="bytes"),
+    counter("querynode_fan_out_total", "Questions that several QueryNodes have answered parts of"),
     milliseconds("querynode_sq_wait_tsafe_latency", "Wait for the freshness a read asked for", "query_type"),
     milliseconds("querynode_sq_req_latency", "A read as a whole", "query_type", "status"),
     gauge(

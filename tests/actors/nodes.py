@@ -196,6 +196,7 @@ class Traffic:
         self.tried = 0
         self.overwritten = 0  # the last value that is acknowledged
         self.longest_s = 0.0
+        self.longest_question_s = 0.0
         self.questions = 0
         self._stopping = False
 
@@ -226,12 +227,13 @@ class Traffic:
 
     async def ask(self, client: Client) -> None:
         while not self._stopping:
-            least, overwritten = self.acknowledged, self.overwritten
+            least, overwritten, began_s = self.acknowledged, self.overwritten, self.nodes.now_s()
             count = await client.count("people", consistency="strong", deadline_s=120)
             assert least <= count <= self.tried
             rows = (await client.get("numbers", [1], consistency="strong", deadline_s=120)).table
             assert overwritten <= (rows["value"][0].as_py() if rows.num_rows else 0)
             self.questions += 1
+            self.longest_question_s = max(self.longest_question_s, self.nodes.now_s() - began_s)
             await asyncio.sleep(self.nodes.rng.uniform(0, 0.2))
 
     @contextlib.asynccontextmanager

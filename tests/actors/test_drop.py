@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.actors.nodes import role_of
+from tidewal.actors.collection_reader import part_key
 from tidewal.actors.datanode import datanode, pipeline
 from tidewal.actors.datanode.current_table import CompactResult
 from tidewal.actors.streamingnode import StreamingNode
@@ -76,7 +77,7 @@ async def test_a_compaction_that_was_asked_for_ends_before_the_tables_are_remove
         collection = await client.create_collection(home.PEOPLE)
         await client.insert("people", home.people(1))
         await client.flush("people")
-        running = role_of(node, "datanode")._pipelines[collection.id]
+        running = role_of(node, "datanode")._pipelines[part_key(collection)]
         begun = asyncio.Event()
         loop = asyncio.get_running_loop()
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.actors.conftest import PEOPLE
-from tidewal.actors import LoadState
+from tidewal.actors import Client
 from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, InvalidRequest
+
+
+async def loaded(client: Client) -> tuple[str, int]:
+    state = await client.load_state("people")
+    return state.state, state.replicas
 
 
 async def test_a_released_collection_takes_no_memory_and_its_queries_say_what_to_do(home) -> None:
@@ -14,10 +19,10 @@ async def test_a_released_collection_takes_no_memory_and_its_queries_say_what_to
         await client.create_collection(PEOPLE)
         await client.insert("people", home.people(1, 2, 3))
         assert await client.count("people", consistency="strong") == 3
-        assert await client.load_state("people") == LoadState("Loaded", 2)
+        assert await loaded(client) == ("Loaded", 2)
         assert node.node.metrics.value("querynode_memory_bytes", collection_name="people") > 0
         await client.release_collection("people")
-        assert await client.load_state("people") == LoadState("NotLoad", 0)
+        assert await loaded(client) == ("NotLoad", 0)
         for asked in (client.count("people"), client.get("people", [1]), client.stats("people")):
             error = await home.error_of(asked)
             assert isinstance(error, CollectionNotLoaded)
@@ -33,7 +38,7 @@ async def test_what_is_written_meanwhile_is_there_when_it_is_loaded_again(home) 
         await client.flush("people")
         await client.delete("people", [1])
         await client.load_collection("people", replicas=1)
-        assert await client.load_state("people") == LoadState("Loaded", 1)
+        assert await loaded(client) == ("Loaded", 1)
         found = await client.query("people", order_by=[("id", True)], consistency="strong")
         assert found.table["id"].to_pylist() == [2, 3]
         await client.load_collection("people")
@@ -48,7 +53,7 @@ async def test_a_release_outlives_the_node_and_loading_comes_with_the_default(ho
     async with home.client() as client:
         assert isinstance(await home.error_of(client.count("people")), CollectionNotLoaded)
         await client.load_collection("people")
-        assert await client.load_state("people") == LoadState("Loaded", 2)
+        assert await loaded(client) == ("Loaded", 2)
         assert await client.count("people", consistency="strong") == 1
 
 
@@ -56,9 +61,9 @@ async def test_a_release_outlives_the_node_and_loading_comes_with_the_default(ho
 async def test_a_collection_is_created_loaded_unless_its_creator_or_the_settings_say_otherwise(home) -> None:
     async with home.client(settings={"queryNode": {"replicas": 0}}) as client:
         await client.create_collection(PEOPLE)
-        assert await client.load_state("people") == LoadState("NotLoad", 0)
+        assert await loaded(client) == ("NotLoad", 0)
         await client.load_collection("people")
-        assert await client.load_state("people") == LoadState("Loaded", 1)
+        assert await loaded(client) == ("Loaded", 1)
         await client.drop_collection("people")
         await client.create_collection(PEOPLE, replicas=3)
         assert (await client.load_state("people")).replicas == 3

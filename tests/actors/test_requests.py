@@ -72,6 +72,8 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
     return {
         ("mixcoord", "create_collection"): {"schema": home.PEOPLE.to_wire(), "shards": 2},
         ("mixcoord", "drop_collection"): {"id": 99},
+        ("mixcoord", "load_collection"): {**name, "replicas": 1},
+        ("mixcoord", "release_collection"): {"collection": "other"},
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
         ("mixcoord", "cut"): name,
@@ -94,6 +96,16 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("querynode", "query"): {**fresh, "request": query},
         ("querynode", "get"): {**fresh, "columns": ["id"]},
         ("querynode", "stats"): fresh,
+        ("querynode", "part"): {
+            "to": node.node.incarnation,
+            "id": collection.id,
+            "vchannels": list(collection.vchannels),
+            "at": collection.created_ts,
+            "present": [collection.created_ts, {pchannel_of(name): [1, 1] for name in collection.vchannels}],
+        },
+        ("querynode", "held"): {"id": collection.id},
+        ("querynode", "load_state"): name,
+        ("querynode", "ping"): {},
         ("querynode", "search"): {**fresh, "request": search},
     }
 
@@ -145,7 +157,7 @@ async def test_a_request_that_cannot_be_read_is_refused(home) -> None:
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         for role, method in questions(home, await client.describe_collection("people"), node):
-            if method in ("list_collections", "ready", "placement"):
+            if method in ("list_collections", "ready", "placement", "ping"):
                 continue
             called = "query" if method == "search" else method
             for params in ({}, {"collection": 5, "id": "x", "channels": None, "node": 1, "schema": [], "grants": 1}):

@@ -1,0 +1,216 @@
+"""Replicas: the QueryNodes of a cluster share the vchannels of collections, and answer questions together."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.actors.conftest import PEOPLE, error_of, people
+from tests.actors.nodes import NUMBERS, Nodes, Traffic
+from tests.actors.test_moves import until
+from tidewal.actors.client import Client
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import CollectionNotLoaded
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.rows.hashing import shard_of_key
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
+
+pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
+
+
+@pytest.fixture
+async def three(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[Nodes]:
+    """A node with all roles but QueryNode, and three QueryNodes."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    await nodes.start("rest", ("mixcoord", "streamingnode", "proxy", "datanode"))
+    for name in "abc":
+        await nodes.start(name, ("querynode",))
+    yield nodes
+    await nodes.stop()
+
+
+def pchannels_by_key(keys: Iterable[int], vchannels: Sequence[str]) -> dict[int, str]:
+    return {key: pchannel_of(vchannels[shard_of_key(key, len(vchannels))]) for key in keys}
+
+
+async def holders(client: Client, collection: str = "people") -> dict[str, list[str]]:
+    return {name: list(nodes) for name, nodes in (await client.load_state(collection)).vchannels.items()}
+
+
+def held(nodes: Nodes, name: str, collection: str = "people") -> set[str]:
+    """The vchannels of which a node has rows."""
+    role = nodes.running[name].role("querynode")
+    return {v for found, vchannels in role.held() if found.name == collection for v in vchannels}
+
+
+async def test_each_vchannel_is_at_as_many_nodes_as_replicas(three: Nodes) -> None:
+    async with three.client() as client:
+        for replicas in (1, 2, 3):
+            name = f"people{replicas}"
+            await client.create_collection(replace(PEOPLE, name=name), shards=4, replicas=replicas)
+            await client.load_collection(name)
+            await client.insert(name, people(*range(50)))
+            await asyncio.sleep(1)
+            found = await holders(client, name)
+            assert {len(nodes) for nodes in found.values()} == {replicas}
+            for node in "abc":
+                assert held(three, node, name) == {v for v, nodes in found.items() if node in nodes}
+            assert await client.count(name, consistency="strong") == 50
+
+
+async def test_answers_of_several_nodes_are_those_of_one(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=5, replicas=1)
+        await client.insert("people", people(*range(100)))
+        await client.delete("people", [7])
+        first = await client.query("people", order_by=[("height", False)], limit=3, consistency="strong")
+        assert first.table["id"].to_pylist() == [99, 98, 97]
+        named = await client.query("people", "id < 9", columns=["name"], order_by=[("id", True)], consistency="session")
+        assert named.table.to_pylist() == [{"name": f"n{n}"} for n in range(9) if n != 7]
+        assert await client.count("people", "id >= 50", consistency="strong") == 50
+        got = await client.get("people", [3, 7, 99], columns=["id"], consistency="strong")
+        assert sorted(got.table["id"].to_pylist()) == [3, 99]
+        stats = await client.stats("people", consistency="strong")
+        assert (dict(stats.versions), stats.rows) == ({"insert": 100, "upsert": 0, "delete": 1}, 99)
+        await asyncio.sleep(1)
+        for consistency in ("bounded", "eventually"):
+            assert await client.count("people", consistency=consistency) == 99
+        assert await client.count("people", at=first.tsafe) == 99
+        fanned = sum(three.running[n].node.node.metrics.value("querynode_fan_out_total") for n in "abc")
+        assert fanned > 0
+
+
+async def test_a_released_collection_is_at_no_node(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=4)
+        await client.insert("people", people(*range(20)))
+        await client.load_collection("people", replicas=1)
+        await client.release_collection("people")
+        await until(lambda: not any(held(three, node) for node in "abc"))
+        assert isinstance(await error_of(client.count("people")), CollectionNotLoaded)
+        await client.load_collection("people", replicas=3)
+        assert await client.count("people", consistency="strong") == 20
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_node_that_joins_and_one_that_ends_leave_no_gap(three: Nodes, replicas: int) -> None:
+    traffic = Traffic(three)
+    async with traffic.running(), three.client() as client:
+        for name in ("people", "numbers"):
+            await client.load_collection(name, replicas=replicas)
+        await asyncio.sleep(2)
+        traffic.longest_question_s = 0.0
+        await three.start("d", ("querynode",))
+        await asyncio.sleep(3)
+        for name in "ab":
+            await three.end(name)
+            await asyncio.sleep(2)
+        assert traffic.longest_question_s < 1
+        found = await holders(client)
+        assert {len(nodes) for nodes in found.values()} == {replicas}
+        assert {node for nodes in found.values() for node in nodes} <= {"c", "d"}
+    assert traffic.questions > 20
+    await traffic.check()
+
+
+async def test_with_two_replicas_a_kill_is_no_error_and_no_question_takes_a_second(three: Nodes) -> None:
+    traffic = Traffic(three)
+    async with traffic.running():
+        await asyncio.sleep(2)
+        for name in "ab":
+            traffic.longest_question_s = 0.0
+            await three.kill(name)
+            await asyncio.sleep(6)
+            assert traffic.longest_question_s < 1, name
+            await three.start(name, ("querynode",))
+            await asyncio.sleep(3)
+    assert traffic.questions > 50
+    await traffic.check()
+
+
+async def test_with_one_replica_a_killed_node_is_replaced(three: Nodes) -> None:
+    traffic = Traffic(three)
+    async with traffic.running(), three.client() as client:
+        for name in ("people", "numbers"):
+            await client.load_collection(name, replicas=1)
+        await asyncio.sleep(2)
+        traffic.longest_question_s = 0.0
+        await three.kill("a")
+        await asyncio.sleep(10)
+        assert traffic.longest_question_s < 6
+        found = await holders(client)
+        assert {node for nodes in found.values() for node in nodes} <= {"b", "c"}
+    await traffic.check()
+
+
+async def test_a_vchannel_that_comes_back_has_all_rows(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=6, replicas=1)
+        for turn in range(4):
+            await client.insert("people", people(*range(turn * 30, turn * 30 + 30)))
+            await client.delete("people", [turn])
+            if turn % 2 == 0:
+                await three.start("d", ("querynode",))
+            else:
+                await three.end("d")
+            await asyncio.sleep(3)
+            assert await client.count("people", consistency="strong") == (turn + 1) * 29
+            stats = await client.stats("people", consistency="strong")
+            assert stats.rows == (turn + 1) * 29
+
+
+async def test_strong_reads_of_two_owners_and_two_query_nodes_are_never_torn_whoever_dies(
+    home, tmp_path: Path, rng: random.Random
+) -> None:
+    """Schedule 16: batches span two vchannels of one pchannel, which are at different QueryNodes, and a second pchannel
+    of another owner; a replica is killed at any moment."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    for name in "ab":
+        nodes.settings[name] = Settings.model_validate({"rootCoord": {"dmlChannelNum": 2}})
+        await nodes.start(name, ("mixcoord", "streamingnode", "proxy", "datanode"))
+    for name in "qrs":
+        await nodes.start(name, ("querynode",))
+    written, stopping = 0, False
+
+    async def write(client: Client) -> None:
+        nonlocal written
+        while not stopping:
+            batch = [{"id": n, "value": written + 1} for n in range(16)]
+            await client.upsert("numbers", batch, deadline_s=60)
+            written += 1
+            await asyncio.sleep(rng.uniform(0, 0.1))
+
+    async def ask(client: Client) -> None:
+        while not stopping:
+            least = written
+            table = (await client.query("numbers", consistency="strong", deadline_s=60)).table
+            by_channel: dict[str, set[int]] = {}
+            for row in table.to_pylist():
+                by_channel.setdefault(pchannels[row["id"]], set()).add(row["value"])
+            assert table.num_rows in ((16,) if least else (0, 16))
+            for channel, values in by_channel.items():
+                assert len(values) == 1, (channel, values)
+                assert min(values) >= least
+            await asyncio.sleep(rng.uniform(0, 0.1))
+
+    async with nodes.client() as client, nodes.client() as other:
+        await client.create_collection(NUMBERS, shards=4, replicas=2)
+        pchannels = pchannels_by_key(range(16), (await client.describe_collection("numbers")).vchannels)
+        assert len(set(pchannels.values())) == 2
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(write(client))
+            tasks.create_task(ask(other))
+            for _ in range(4):
+                await asyncio.sleep(rng.uniform(1, 3))
+                name = rng.choice("qrs")
+                await nodes.kill(name)
+                await asyncio.sleep(rng.uniform(3, 6))
+                await nodes.start(name, ("querynode",))
+            stopping = True
+    assert written > 20
+    await nodes.stop()
