@@ -21,7 +21,7 @@ class DispatchedStream(TtMsgStream):
     owner.
 
     Where the stream waits for nothing (it holds no message back, and `wait_for` nothing later than its last pack), it
-    hears of the channels' time now and then only. What it has not handed out counts in the node's budget, and a stream
+    hears of the channels' time once a second only. What it has not handed out counts in the node's budget, and a stream
     that lets it stand holds up the others for `PATIENCE_S` at most.
     """
 
@@ -40,6 +40,7 @@ class DispatchedStream(TtMsgStream):
         """The parameters are those of `TtMsgStream`. `on_bad` and `grants` of one of the streams that read a channel
         are used for all of them."""
         self.vchannels: frozenset[str] = frozenset(vchannels)
+        self.turn: int = next(dispatchers.turns)
         self._dispatchers = dispatchers
         self._wanted = 0
         super().__init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple, Protocol
 
 from ..clock import physical_ms
@@ -28,7 +28,8 @@ from .tt_stream import TtChannel
 RECENT_BYTES = 256 * 1024  # of records that a scan keeps, for targets that join a little behind it
 PATIENCE_S = 0.1  # how long the other targets of a scan wait for one whose buffer is full
 TURN_BYTES = 64 * 1024 * 1024  # that the scan behind reads at most while other targets wait for it
-IDLE_STEP_MS = 100  # of the channel's time, after which targets that wait for nothing hear of it
+IDLE_STEP_MS = 100  # of the channel's time, after which streams whose turn it is hear of it
+IDLE_TURNS = 10  # so each stream hears of it once a second, and the loop is not busy with all of them at once
 
 
 class Place(NamedTuple):
@@ -68,6 +69,11 @@ class TargetStream(Protocol):
 
     @property
     def vchannels(self) -> frozenset[str]: ...
+
+    @property
+    def turn(self) -> int:
+        """With which others the stream hears of the time, where it waits for nothing."""
+        ...
 
     def take_record(self, target: Target, record: Record) -> None:
         """Buffer a record for its target, or skip it."""
@@ -157,7 +163,9 @@ class Scan(ChannelTime):
         self._recent: deque[tuple[Record, int]] = deque()  # the last records, each with the time before it
         self._recent_bytes = 0
         self._recent_from = first.place
-        self._told_ms = 0
+        self._tick = Record(RecordType.TIME_TICK)
+        self._turns: list[dict[Target, None]] = [{} for _ in range(IDLE_TURNS)]  # the members by their streams' turns
+        self._steps = 0  # of the channel's time, of which the streams were told whose turn they were
         self._known = first  # whose role's grants and dead letters the reader uses
         self.reader: ChannelReader = ChannelReader(
             dispatcher.name,
@@ -180,7 +188,7 @@ class Scan(ChannelTime):
     def add(self, target: Target) -> None:
         """Let `target` join, whose place the scan `serves`."""
         target.scan = self
-        self.members[target] = None
+        self.members[target] = self._turns[target.stream.turn % IDLE_TURNS][target] = None
         for vchannel in target.stream.vchannels:
             self._by_vchannel.setdefault(vchannel, []).append(target)
         for record, known_time in self._recent:
@@ -193,7 +201,7 @@ class Scan(ChannelTime):
 
     def remove(self, target: Target) -> None:
         target.scan = None
-        del self.members[target]
+        del self.members[target], self._turns[target.stream.turn % IDLE_TURNS][target]
         for vchannel in target.stream.vchannels:
             self._by_vchannel[vchannel].remove(target)
             if not self._by_vchannel[vchannel]:
@@ -210,10 +218,16 @@ class Scan(ChannelTime):
         """Tell a member how far the channel has been read, and its time: as a tick at that place would."""
         if target in self._ahead or (self.time <= target.time and self.place.id == target.place.id):
             return
-        id, _, term, cseq = self.place
         target.moved_to(self.place)
-        target.stream.take_record(target, Record(RecordType.TIME_TICK, self.time, term, cseq, id=id))
+        target.stream.take_record(target, self._tick_here())
         target.account()
+
+    def _tick_here(self) -> Record:
+        """A tick at the place and time of the scan: one for all targets that are told of it."""
+        id, _, term, cseq = self.place
+        if (self._tick.id, self._tick.ts) != (id, self.time):
+            self._tick = Record(RecordType.TIME_TICK, self.time, term, cseq, id=id)
+        return self._tick
 
     def announce(self, upto: tuple[int, int], time: int, *, wake: bool = True) -> None:
         """Apply an announcement of the channel's owner."""
@@ -222,14 +236,15 @@ class Scan(ChannelTime):
             self._wake_idle()
 
     def _wake_idle(self) -> None:
-        """Wake the streams that wait for the time, and now and then all."""
-        now_ms = physical_ms(self.time)
-        if now_ms - self._told_ms >= IDLE_STEP_MS:
-            self._told_ms = now_ms
-            for target in self.members:
-                target.stream.wake()
-        else:
-            self._dispatcher.wake_eager(self.time)
+        """Wake the streams that wait for the time, and those whose turn it is. A stream has its turn in all its
+        channels at once, for their times go together, and so looks at them once."""
+        self._dispatcher.wake_eager(self.time)
+        steps, before = physical_ms(self.time) // IDLE_STEP_MS, self._steps
+        if steps > before:
+            self._steps = steps
+            for step in range(max(before, steps - IDLE_TURNS) + 1, steps + 1):
+                for target in self._turns[step % IDLE_TURNS]:
+                    target.stream.wake()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -498,6 +513,7 @@ class Dispatchers:
     def __init__(self, wal: Wal, buffer_bytes: int, metrics: Metrics) -> None:
         self.budget: ReadBudget = ReadBudget(buffer_bytes)
         self.listening: asyncio.Lock = asyncio.Lock()  # one role of the node listens to heartbeats for all
+        self.turns: Iterator[int] = count()  # of the streams
         self._wal, self._metrics = wal, metrics
         self._by_pchannel: dict[str, Dispatcher] = {}
 

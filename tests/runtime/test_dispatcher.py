@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.backends import Observed
-from tidewal.runtime.clock import compose
+from tidewal.runtime.clock import compose, physical_ms
 from tidewal.runtime.errors import Closed, OrderViolated, PositionLost
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, FromTime, Start, Wal
@@ -433,6 +433,42 @@ async def check_standing_still() -> None:
     await stands.close()
     await goes.close()
     assert dispatchers.budget.used == 0
+    await memory.close()
+
+
+def test_streams_that_wait_for_nothing_hear_of_the_time_each_second_by_turns():
+    run_virtual(check_turns())
+
+
+async def check_turns() -> None:
+    memory = MemoryWal()
+    await memory.create_channel("p", ChannelPolicy())
+    await put(memory, row(1, "p_0"))
+    dispatchers = Dispatchers(memory, 10**6, Metrics())
+    streams = [opened(memory, dispatchers, f"p_{number}") for number in range(30)]
+    heard: list[list[int]] = [[] for _ in streams]
+
+    async def follow(number: int) -> None:
+        async for pack in streams[number]:
+            heard[number].append(physical_ms(pack.end_ts))
+
+    following = [asyncio.create_task(follow(number)) for number in range(30)]
+    await asyncio.sleep(1)
+    steps = range(2_000, 12_000, 100)
+    for ms in steps:
+        if ms == 5_000:
+            streams[7].wait_for(compose(5_300, 0))
+        before = sum(map(len, heard))
+        dispatchers.announce("p", 1, 1, compose(ms, 0))
+        await asyncio.sleep(0.1)
+        assert ms == steps[0] or sum(map(len, heard)) - before <= 4
+    assert 5_300 in heard[7]
+    for times in heard:
+        assert 10 <= len(times) <= 14
+        assert all(after - before <= 1_000 for before, after in itertools.pairwise(times[1:]))
+    for stream in streams:
+        await stream.close()
+    await asyncio.gather(*following)
     await memory.close()
 
 
