@@ -97,11 +97,14 @@ class ClusterMember:
         measured = {limit: measure() for limit, measure in list(self.measures.items())}
         return {limit: (value, bound) for limit, (value, bound) in measured.items() if value > REPORTED * bound} or None
 
-    async def open(self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "") -> None:
+    async def open(
+        self, heartbeat: HeartbeatThread, loop_lag_s: Callable[[], float], *, tables: str = "", address: str = ""
+    ) -> None:
         """Become a member, and renew that on the `heartbeat` while the loop is late by less than a lease. `tables` is
-        the id of the store of the tables that the process uses. Raises `WrongCluster`, `FormatTooNew` or `FormatTooOld`
-        where the cluster has a feature level that this version does not know, and what ends following the log."""
-        self._membership.member = replace(self._membership.member, tables=tables)
+        the id of the store of the tables that the process uses, `address` where other nodes reach it. Raises
+        `WrongCluster`, `FormatTooNew` or `FormatTooOld` where the cluster has a feature level that this version does
+        not know, and what ends following the log."""
+        self._membership.member = replace(self._membership.member, tables=tables, address=address)
         await self.log.open()
         await found_or_check(self.log, self._settings.id, self._settings.secret.get_secret_value())
         await self._bury()
@@ -192,6 +195,10 @@ class ClusterMember:
     def has(self, incarnation: str) -> bool:
         """Whether that process is a member."""
         return incarnation in self.state.members
+
+    def member(self, incarnation: str) -> NodeMember | None:
+        """That process; None where it is no member."""
+        return self.state.members.get(incarnation)
 
     def members(self, role: str) -> list[NodeMember]:
         """The members that offer `role`."""

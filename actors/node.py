@@ -12,6 +12,8 @@ import anyio.to_thread
 
 from ..runtime.clock import HybridClock
 from ..runtime.config.settings import Settings
+from ..runtime.direct.connections import NodeConnections
+from ..runtime.direct.network import Network, TcpNetwork
 from ..runtime.errors import ChannelExists, TidewalError
 from ..runtime.log.names import Names
 from ..runtime.log.wal import ChannelPolicy, Wal
@@ -61,7 +63,8 @@ class Node:
     `unreadable` says what is wrong with the tables of a collection, by role and collection name, while they cannot be
     read. In `local_owner` the roles find the StreamingNode of this process; `message_bytes` says how large a message of
     the pchannels may be that are owned elsewhere. `before_leaving` is what the end of the node waits for, by role,
-    while all goes on. The `dispatchers` read the pchannels for all collections.
+    while all goes on. The `dispatchers` read the pchannels for all collections. Requests to nodes that have addresses
+    go by `connections`, which are made over `network`, TCP by default.
     """
 
     name: str
@@ -78,11 +81,17 @@ class Node:
     before_leaving: dict[str, Callable[[], Awaitable[None]]] = field(
         default_factory=dict[str, Callable[[], Awaitable[None]]]
     )
+    network: Network | None = None
     dispatchers: Dispatchers = field(init=False)
+    connections: NodeConnections = field(init=False)
 
     def __post_init__(self) -> None:
         buffer_bytes = self.settings.mq.mq_buf_size * PACK_BYTES
         object.__setattr__(self, "dispatchers", Dispatchers(self.wal, buffer_bytes, self.metrics))
+        cluster, settings = self.cluster, self.settings.cluster
+        network = self.network or TcpNetwork(settings)
+        connections = NodeConnections(cluster.incarnation, cluster.member, settings, network, self.metrics)
+        object.__setattr__(self, "connections", connections)
 
     @property
     def names(self) -> Names:

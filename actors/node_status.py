@@ -24,11 +24,11 @@ def refused_appends(node: Node) -> str:
 
 
 def node_status(node: Node, catalog: Catalog) -> Params:
-    """The status of `node`: its name, `watermark_age_s` since it last announced a time, why appends are `refused`
-    (empty where they are not), and of each collection the rows and bytes in memory, the bytes that are not in its table
-    yet, how far queries are behind, and for how long the oldest row has waited for the table (0 where none waits); both
-    in seconds. `limits` has what is used of each limit, and the limit; both in bytes. `throttled` says which limits
-    slow down or refuse the writes that come to it (`Throttle.to_wire`)."""
+    """The status of `node`: its name, its `address` for other nodes, `watermark_age_s` since it last announced a time,
+    why appends are `refused` (both empty where they are not), and of each collection the rows and bytes in memory, the
+    bytes that are not in its table yet, how far queries are behind, and for how long the oldest row has waited for the
+    table (0 where none waits); both in seconds. `limits` has what is used of each limit, and the limit; both in
+    bytes. `throttled` says which limits slow down or refuse the writes that come to it (`Throttle.to_wire`)."""
     metrics, settings = node.metrics, node.settings
     collections = _Collections(node).described(catalog)
     inflight = int(metrics.value("streamingnode_inflight_bytes"))
@@ -41,6 +41,7 @@ def node_status(node: Node, catalog: Catalog) -> Params:
     throttled = node.cluster.reports.get(THROTTLED)  # where the process has a StreamingNode
     return {
         "node": node.name,
+        "address": node.connections.address,
         "watermark_age_s": watermark_age_s(node),
         "refused": refused_appends(node),
         "collections": collections,

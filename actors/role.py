@@ -1,4 +1,4 @@
-"""What every role is: an actor that follows the catalog and answers requests, both read from the log."""
+"""What every role is: an actor that follows the catalog and answers requests, through the log or directly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar, Never
 
 from ..runtime.actor import Actor
 from ..runtime.catalog.catalog_log import CatalogLog
+from ..runtime.direct.server import DirectInbox
 from ..runtime.errors import ActorStopped, InvalidRequest, Overloaded, TidewalError, of_unknown_outcome
 from ..runtime.log.dead_letters import DeadLetters
 from ..runtime.rpc.client import RpcClient
@@ -57,9 +58,10 @@ class Role(Actor[Never, Never, RequestPack]):
             levels=version.levels,
             on_bad=self.on_bad_event(),
         )
-        self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name)
+        self.rpc: RpcClient = RpcClient(node.wal, node.names, name=name, routes=node.connections)
         self.owners: Owners = Owners(node, self.catalog, self.rpc)
         self._server = RpcServer(node.wal, self.role, node.names, on_bad=self.dead_letters.bad)
+        self._inbox = DirectInbox(self._server)
         self._handlers: dict[str, Method] = {}
         self._running = 0
         names = node.names
@@ -90,6 +92,7 @@ class Role(Actor[Never, Never, RequestPack]):
             await self.catalog.open()
             self._handlers = {"status": Method(self._status, Nothing), **self.handlers()}
             await self._server.open()
+            self.node.connections.serve(self.role, self._inbox)
             await self.prepare()
             self.spawn_task(self._end_when_fenced(), name="membership")
         except BaseException:
@@ -122,7 +125,7 @@ class Role(Actor[Never, Never, RequestPack]):
         self.stop()
 
     def inputs(self) -> Iterable[AsyncIterable[RequestPack]]:
-        return (self._server,)
+        return (self._server, self._inbox)
 
     async def on_pack(self, pack: RequestPack) -> None:
         for request in pack.requests:
@@ -186,5 +189,6 @@ class Role(Actor[Never, Never, RequestPack]):
         await self._close()
 
     async def _close(self) -> None:
+        self.node.connections.leave(self.role, self._inbox)
         await self.rpc.close()
         await self.catalog.close()

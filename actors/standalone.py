@@ -24,10 +24,11 @@ from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
 from ..runtime.cluster.pressure import NODE_MEMORY
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
-from ..runtime.cluster.state import UNREADABLE
+from ..runtime.cluster.state import UNREACHABLE, UNREADABLE
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
+from ..runtime.direct.network import Network
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
 from ..runtime.log.opening import open_wal
 from ..runtime.log.wal import Wal
@@ -79,7 +80,8 @@ class Standalone:
     `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
     (`file:`). `name` is the
     node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
-    whole node is deterministic on a virtual loop (`runtime/testing`). Give `metrics` to share them with the log's.
+    whole node is deterministic on a virtual loop (`runtime/testing`). `network` makes its direct connections to other
+    nodes, over TCP by default. Give `metrics` to share them with the log's.
 
     Entering it raises `WrongCluster` where the settings or the tables are not those of the log's other nodes,
     `FormatTooNew` or `FormatTooOld` where they work at a feature level that this version does not know,
@@ -103,6 +105,7 @@ class Standalone:
         metrics: Metrics | None = None,
         roles: Iterable[str] = ROLE_NAMES,
         predecessor: str = "",
+        network: Network | None = None,
     ) -> None:
         settings = settings or Settings()
         name = name or (metrics.node_id if metrics is not None else node_name())
@@ -123,8 +126,11 @@ class Standalone:
             version=self._version,
             on_bad=lambda channel, _, error: count_dead_letter(metrics, channel, str(error.reason)),
         )
-        self.node: Node = Node(name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking)
+        self.node: Node = Node(
+            name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking, network=network
+        )
         cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(self.node.unreadable)}) or None
+        cluster.reports[UNREACHABLE] = self.node.connections.unreachable
         if limit_bytes := memory_limit_bytes():
             measure_limit(cluster, metrics, NODE_MEMORY, lambda: (resident_bytes(), limit_bytes))
         self._clock = clock
@@ -142,6 +148,8 @@ class Standalone:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
             stack.push_async_callback(self.node.cluster.close)
+            stack.push_async_callback(self.node.connections.close)
+            address = await self.node.connections.listen()
             actor_metrics = ActorMetrics(self.node.metrics)
             system = ActorSystem(
                 clock=self._clock,
@@ -157,7 +165,7 @@ class Standalone:
             actor_metrics.watch([role.role for role in self._roles], system.status, lambda: system.loop_lag_s)
             reads_tables = not {DataNode, QueryNode}.isdisjoint(self._roles)
             tables = self.node.tables.identity() if reads_tables else ""
-            await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables)
+            await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
             for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
             await self._ready()

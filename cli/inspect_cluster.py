@@ -14,7 +14,7 @@ import typer
 from ..runtime.catalog.catalog import Catalog, PChannelState
 from ..runtime.clock import SystemClock, compose, physical_ms
 from ..runtime.cluster.roles import ROLE_NAMES
-from ..runtime.cluster.state import CLOCK_MS, THROTTLED, UNREADABLE, NodeMember
+from ..runtime.cluster.state import CLOCK_MS, THROTTLED, UNREACHABLE, UNREADABLE, NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
@@ -165,6 +165,7 @@ def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     yield from _of_clocks(found, now_ms)
     yield from _of_tables(found)
     yield from _of_writes(found)
+    yield from _of_addresses(found)
     yield from _of_owners(found)
 
 
@@ -230,6 +231,14 @@ def _of_writes(found: StoredCluster) -> Iterator[str]:
     for member in _sorted_members(found):
         for said in throttles_in_words(member.report.get(THROTTLED)):
             yield f"at {member.name} {said}"
+
+
+def _of_addresses(found: StoredCluster) -> Iterator[str]:
+    for member in _sorted_members(found):
+        unreachable = member.report.get(UNREACHABLE)
+        if isinstance(unreachable, dict):
+            for name, why in cast("dict[object, object]", unreachable).items():
+                yield f"{member.name} cannot connect to {name} at {why}; its requests to it go through the log"
 
 
 def _of_owners(found: StoredCluster) -> Iterator[str]:

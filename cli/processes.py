@@ -36,6 +36,8 @@ def run_processes(
     wal: str = "",
     log_level: LogLevel | None = None,
     log_format: LogFormat | None = None,
+    listen: str | None = None,
+    address: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Run a node in that many processes until SIGTERM or SIGINT, drain them, and return.
@@ -48,7 +50,15 @@ def run_processes(
     log = settings.log
     name = name or node_name()
     configure(log.level, log.format, node=name)
-    options = forwarded_options(data=data, config=config, wal=wal, log_level=log_level, log_format=log_format)
+    options = forwarded_options(
+        data=data,
+        config=config,
+        wal=wal,
+        log_level=log_level,
+        log_format=log_format,
+        listen=listen,
+        address=address,
+    )
 
     def command(group: RoleGroup, metrics_port: int) -> list[str]:
         roles = ["--roles", ",".join(group.roles), "--name", group.node_name(name)]
@@ -64,18 +74,10 @@ def run_processes(
             typer.echo("drained")
 
 
-def forwarded_options(
-    *,
-    data: Path | None,
-    config: Path | None,
-    wal: str,
-    log_level: LogLevel | None,
-    log_format: LogFormat | None,
-) -> list[str]:
+def forwarded_options(**given: object) -> list[str]:
     """The options as arguments of a process, without those that were not given: it finds these in its environment and
     the file, as this process did."""
-    given = {"data": data, "config": config, "wal": wal, "log-level": log_level, "log-format": log_format}
-    return [f"--{option}={value}" for option, value in given.items() if value]
+    return [f"--{option.replace('_', '-')}={value}" for option, value in given.items() if value]
 
 
 class ProcessSupervisor:

@@ -14,7 +14,7 @@ from ..runtime.errors import InvalidRequest
 from .addresses import print_addresses
 from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
-from .setting_options import ConfigFile, MetricsPort, WalOption, setting_arguments
+from .setting_options import ConfigFile, Listen, MetricsPort, NodeAddress, WalOption, setting_arguments
 
 if TYPE_CHECKING:
     from ..runtime.config.settings import Settings
@@ -31,6 +31,8 @@ def run(
     config: ConfigFile = None,
     wal: WalOption = "",
     metrics_port: MetricsPort = None,
+    listen: Listen = None,
+    address: NodeAddress = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
     roles: Annotated[str, typer.Option(help="Roles of this node, comma separated; all of them by default.")] = "",
@@ -60,7 +62,8 @@ def run(
     from ..runtime.signals import Interrupted, until_stopped
 
     configure(log_level or LogLevel.info, log_format or LogFormat.text)  # for what is said of the settings themselves
-    settings = load_settings(config, arguments=setting_arguments(wal, metrics_port, log_level, log_format))
+    arguments = setting_arguments(wal, metrics_port, log_level, log_format, listen=listen, address=address)
+    settings = load_settings(config, arguments=arguments)
     log = settings.log
     configure(log.level, log.format)
     if processes > 1:
@@ -74,6 +77,8 @@ def run(
             wal=wal,
             log_level=log_level,
             log_format=log_format,
+            listen=listen,
+            address=address,
             as_json=as_json,
         )
         return
@@ -92,6 +97,8 @@ def run(
             where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
+            if node.node.connections.address:
+                where["address"] = node.node.connections.address
             print_addresses(where, as_json)
             await node.run()
 
@@ -108,6 +115,9 @@ def _run_divided(processes: int, settings: Settings, roles: str, **options: Any)
 
     if roles:
         raise InvalidRequest("--processes divides all roles; give either that or --roles", argument="roles")
+    at = settings.cluster.listens_on
+    if at is not None and at.port:
+        raise InvalidRequest("--processes needs a port for each process: listen on port 0", argument="listen")
     run_processes(processes, settings, **options)
 
 

@@ -26,10 +26,29 @@ WalOption = Annotated[
     ),
 ]
 MetricsPort = Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")]
+Listen = Annotated[
+    str | None, typer.Option(help="host:port where the node takes direct connections of other nodes; none by default.")
+]
+NodeAddress = Annotated[
+    str | None, typer.Option("--address", help="host:port where other nodes reach that; as --listen by default.")
+]
 
 
 def setting_arguments(
-    wal: str, metrics_port: int | None, log_level: str | None = None, log_format: str | None = None
+    wal: str,
+    metrics_port: int | None,
+    log_level: str | None = None,
+    log_format: str | None = None,
+    *,
+    listen: str | None = None,
+    address: str | None = None,
 ) -> dict[str, object]:
     """The `arguments` of `load_settings` that these options are; None for an option that is not given."""
-    return {"wal": wal or None, "metrics.port": metrics_port, "log.level": log_level, "log.format": log_format}
+    return {
+        "wal": wal or None,
+        "metrics.port": metrics_port,
+        "log.level": log_level,
+        "log.format": log_format,
+        "cluster.listen": listen,
+        "cluster.address": address,
+    }

@@ -124,7 +124,8 @@ def _print(found: dict[str, Any]) -> None:
             state = f"not healthy: tables of {unreadable} collections cannot be read"
         else:
             state = "healthy" if found["healthy"] else f"not healthy; no answer of: {', '.join(silent) or 'none'}"
-        typer.echo(f"node     {node['node']}, {state}; time announced {_seconds(node['watermark_age_s'])} ago")
+        at = f" at {node['address']}" if node.get("address") else ""  # nodes of earlier versions say none
+        typer.echo(f"node     {node['node']}{at}, {state}; time announced {_seconds(node['watermark_age_s'])} ago")
     for size in found["sizes"]:
         typer.echo(f"size     {size}")
     typer.echo(

@@ -174,6 +174,15 @@ ALERTS = (
         " nodes that live, they have too little CPU, or `cluster.leaseMs` is too short",
     ),
     Alert(
+        "NodeUnreachable",
+        "direct_unreachable_num",
+        f"max by ({NODE_LABEL}) ({{metric}}) > 0",
+        "1m",
+        "warning",
+        f"{_NODE} cannot connect to {{{{ $value }}}} nodes: its requests to them go through the log, which is slower",
+        "`tidewal inspect cluster` names them and says why; look at `cluster.address`, certificates and the network",
+    ),
+    Alert(
         "RoleRestarts",
         "actor_restart_total",
         _happened("actor"),

@@ -33,7 +33,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "QueryNode": ("querynode_",),
     "Cluster": (
         *("mixcoord_leader", "mixcoord_election_", "mixcoord_member_", "mixcoord_lease_", "mixcoord_eviction_"),
-        *("mixcoord_channel_", "mixcoord_assignment_"),
+        *("mixcoord_channel_", "mixcoord_assignment_", "direct_"),
     ),
     "MixCoord": ("mixcoord_", "rootcoord_"),
     "Actors": ("actor_", "event_loop_", "build_", "process_"),

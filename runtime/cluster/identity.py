@@ -37,6 +37,11 @@ def identity_of(id: str, secret: str) -> ClusterIdentity:
     return ClusterIdentity(id, hmac.new(key, _encoded(_PURPOSE + id), hashlib.sha256).hexdigest())
 
 
+def connection_key(secret: str) -> bytes:
+    """The key by which nodes with this secret know each other when they connect (`runtime/direct/handshake.py`)."""
+    return hmac.new(hashlib.sha256(_encoded(secret)).digest(), b"tidewal connection", hashlib.sha256).digest()
+
+
 def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # the environment may have bytes that are no text
 

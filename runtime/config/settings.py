@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from ..direct.address import HostPort
 from ..log.opening import installed_backends
 from .section import BackendSettings, SettingsSection
 
@@ -265,6 +266,17 @@ class StreamingSettings(SettingsSection):
     wal_rate_limit: WalRateLimitSettings = WalRateLimitSettings()
 
 
+class ClusterSslSettings(SettingsSection):
+    """TLS between nodes. All three files, or none; a node shows its certificate whether it connects or listens."""
+
+    tls_cert: str = Field(default="", description="the node's certificate, a file")
+    tls_key: str = Field(default="", description="its key, a file")
+    tls_ca_cert: str = Field(
+        default="", description="the authority that has signed the certificates of all nodes, a file"
+    )
+    sni: str = Field(default="", description="a name that the certificates of all nodes have; empty: each its host's")
+
+
 class ClusterSettings(SettingsSection):
     """The nodes of one log, which are one system. Tidewal's own."""
 
@@ -274,12 +286,52 @@ class ClusterSettings(SettingsSection):
         default=3000, ge=100, description="ms for which a node is a member, and owns its channels, after each renewal"
     )
     renew_ms: int = Field(default=1000, ge=20, description="ms between two renewals; at most half of leaseMs")
+    listen: str = Field(
+        default="",
+        description="host:port where the node takes connections of other nodes, port 0 one that is free; empty: "
+        "cluster.address, and where that is empty, too, none: requests to it go through the log",
+    )
+    address: str = Field(
+        default="", description="host:port where the other nodes reach it; empty: cluster.listen; port 0 the one there"
+    )
+    ssl: ClusterSslSettings = ClusterSslSettings()
+    plaintext: bool = Field(
+        default=False, description="allow connections between machines without TLS, as in a network of its own"
+    )
 
     @model_validator(mode="after")
     def _check_times(self) -> ClusterSettings:
         if 2 * self.renew_ms > self.lease_ms:
             raise ValueError(f"renewMs {self.renew_ms} must be at most half of leaseMs {self.lease_ms}")
         return self
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> ClusterSettings:
+        files = self.ssl
+        if not (files.tls_cert and files.tls_key and files.tls_ca_cert) and (files != ClusterSslSettings()):
+            raise ValueError("ssl needs all of tlsCert, tlsKey and tlsCaCert")
+        listen, address = self.listens_on, self.reached_at
+        if listen is None or address is None:
+            return self
+        if address.everywhere:
+            raise ValueError(f"listen on {listen} needs an address by which others reach this node")
+        if not self.secret.get_secret_value():
+            raise ValueError("an address needs a secret, which all nodes of the cluster have")
+        if not (listen.loopback or files.tls_cert or self.plaintext):
+            raise ValueError(f"listen on {listen} needs certificates (ssl), or plaintext in a network of its own")
+        return self
+
+    @property
+    def listens_on(self) -> HostPort | None:
+        """Where the node listens for other nodes; None where it does not. Raises `ValueError`."""
+        text = self.listen or self.address
+        return HostPort.parse(text) if text else None
+
+    @property
+    def reached_at(self) -> HostPort | None:
+        """What it says of that to others. Raises `ValueError`."""
+        text = self.address or self.listen
+        return HostPort.parse(text) if text else None
 
 
 class ActorSettings(SettingsSection):

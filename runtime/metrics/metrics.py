@@ -265,6 +265,17 @@ _MIXCOORD = (
     ),
 )
 
+_DIRECT = (
+    gauge("direct_connection_num", "count", "Direct connections to other nodes, by which requests to them go"),
+    gauge(
+        "direct_unreachable_num",
+        "count",
+        "Nodes whose addresses this node cannot reach: its requests to them go through the log",
+    ),
+    counter("direct_request_total", "Requests that name a node, by route: direct, or log", "route"),
+    counter("direct_refused_total", "Connections that were closed before they proved to come from a node"),
+)
+
 _NODE = (gauge("build_info", "info", "1; the labels say what runs: Tidewal and Python", "version", "python_version"),)
 
 _ACTORS = (
@@ -304,6 +315,7 @@ METRICS: tuple[Metric, ...] = (
     *_DATANODE,
     *_QUERYNODE,
     *_MIXCOORD,
+    *_DIRECT,
     *_ACTORS,
     *_NODE,
     *_PROCESSES,

@@ -7,7 +7,8 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from ..arguments import checked
 from ..errors import (
@@ -23,7 +24,7 @@ from ..errors import (
 from ..log.fragments import FragmentAssembler, fragments_of
 from ..log.names import Names
 from ..log.record import Record, RecordType, decode, encode
-from ..log.wal import Append, From, FromId, Payload, Start, Wal
+from ..log.wal import Append, From, FromId, OnAppended, Payload, Start, Wal
 from .protocol import (
     MESSAGE_BYTES_MAX,
     REPLY_CHANNEL,
@@ -36,6 +37,7 @@ from .protocol import (
     request_tags,
     values_of,
 )
+from .routes import RequestKey, RequestRoute, RequestRoutes
 
 DEADLINE_S = 10.0
 FIRST_RETRY_S = 0.25
@@ -57,6 +59,9 @@ class RpcClient:
     removes the reply channel. That is for processes that come and go without end, or are killed. `first_retry_s` is the
     time in seconds after which a request is first repeated.
 
+    A request that names a node (`to`) goes by `routes` where they lead there; when that way ends before the reply has
+    come, the same request goes through the log at once.
+
     Where the log does not notice that a process is gone (`capabilities.drops_temporary`), the leader drops the reply
     channels that stay silent for hours. So the client writes a sign of life into its own every `SIGN_OF_LIFE_S`
     seconds; it creates the channel again where it was dropped all the same, as after a suspension.
@@ -64,13 +69,21 @@ class RpcClient:
 
     @checked
     def __init__(
-        self, wal: Wal, names: Names, *, name: str = "", first_retry_s: float = FIRST_RETRY_S, shared: bool = False
+        self,
+        wal: Wal,
+        names: Names,
+        *,
+        name: str = "",
+        first_retry_s: float = FIRST_RETRY_S,
+        shared: bool = False,
+        routes: RequestRoutes | None = None,
     ) -> None:
         self.name: str = name or f"client-{secrets.token_hex(8)}"
         self._wal = wal
         self._names = names
         self._first_retry_s = first_retry_s
         self._shared = shared
+        self._routes = routes
         self._numbers = itertools.count(secrets.randbits(62) if shared else 1)
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
         self._reader: asyncio.Task[None] | None = None
@@ -132,17 +145,18 @@ class RpcClient:
             raise Closed(f"{self.name} is not open")
         loop = self._own_loop()
         number = next(self._numbers)
-        channel = self._names.requests(role)
 
-        def encoded() -> Sequence[Append]:
+        def request() -> Record:
             values = params() if callable(params) else params or {}
             tags = request_tags(method, values)
-            record = Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
-            return [Append(channel, payload) for payload in fragments_of(record, self._limit, MESSAGE_BYTES_MAX)]
+            return Record(RecordType.REQUEST, producer=self.name, pseq=number, tags=tags, body=body)
 
-        first = encoded()
+        first = request()
+        to = None if params is None or callable(params) else params.get("to")
         future = self._waiting[number] = loop.create_future()
-        sending = _Sending(loop, self._wal, first, encoded if callable(params) else None, self._first_retry_s, future)
+        again = request if callable(params) else None
+        submit, route = partial(self._submit, role), partial(self._route_to, to)
+        sending = _Sending(role, first, again, submit, route, self._conclude, self._first_retry_s, future)
         try:
             sending.send()
             async with asyncio.timeout(deadline_s):
@@ -202,15 +216,16 @@ class RpcClient:
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     def _take(self, payload: Payload) -> None:
-        try:
+        with contextlib.suppress(BadRecord):  # the same as a lost reply: the request is repeated
             record = self._fragments.take(decode(payload))
-            if record is None:
-                return
-            values = values_of(record)
-        except BadRecord:  # the same as a lost reply: the request is repeated
-            return
+            if record is not None:
+                self._conclude(record)
+
+    def _conclude(self, record: Record) -> None:
+        """Give a reply to the call that waits for it. Raises `BadRecord`."""
         ours = record.type is RecordType.REPLY and record.producer == self.name
         ok = record.tags.get("ok")
+        values = values_of(record)
         future = self._waiting.get(record.pseq)
         if not ours or not isinstance(ok, bool) or future is None or future.done():
             return
@@ -218,6 +233,16 @@ class RpcClient:
             future.set_result(Reply(values, memoryview(record.body)))
         else:
             future.set_exception(from_wire(values))
+
+    def _submit(self, role: str, record: Record, sent: OnAppended) -> None:
+        """Send a request to `role` through the log. Raises what the log, or its size, refuses at once."""
+        channel = self._names.requests(role)
+        payloads = fragments_of(record, self._limit, MESSAGE_BYTES_MAX)
+        self._wal.submit([Append(channel, payload) for payload in payloads], sent)
+
+    def _route_to(self, to: object) -> RequestRoute | None:
+        """The way to the node `to` beside the log; None where there is none."""
+        return self._routes.find(to) if self._routes is not None and isinstance(to, str) else None
 
     def _fail(self, error: TidewalError) -> None:
         for future in self._waiting.values():
@@ -254,39 +279,69 @@ class RpcClient:
 
 
 class _Sending:
-    """Sends one request again and again, slower each time, until stopped or until the log refuses it for good."""
+    """Sends one request again and again, slower each time, until stopped or until it is refused for good."""
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        wal: Wal,
-        appends: Sequence[Append],
-        again: Callable[[], Sequence[Append]] | None,
+        role: str,
+        record: Record,
+        again: Callable[[], Record] | None,
+        submit: Callable[[Record, OnAppended], None],
+        route: Callable[[], RequestRoute | None],
+        conclude: Callable[[Record], None],
         interval_s: float,
         answer: asyncio.Future[Reply],
     ) -> None:
-        """`again` returns what is sent the next times; None: the same `appends`."""
-        self._loop = loop
-        self._wal = wal
-        self._appends = appends
-        self._encode_again = again
+        """`again` returns what is sent the next times; None: the same `record`. `submit` sends it through the log where
+        there is no `route`; `conclude` takes a reply that comes by a route."""
+        self._role = role
+        self._record = record
+        self._again = again
+        self._submit, self._find_route, self._conclude = submit, route, conclude
         self._interval_s = interval_s
         self._answer = answer
+        self._loop = answer.get_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._route: RequestRoute | None = None
         self.times = 0
 
     def send(self) -> None:
         self.times += 1
         try:
-            if self.times > 1 and self._encode_again is not None:
-                self._appends = self._encode_again()
-            self._wal.submit(self._appends, self._sent)
+            if self.times > 1 and self._again is not None:
+                self._record = self._again()
+            self._send_once()
         except TidewalError as error:
             if not is_transient(error):
                 self._refuse(error)
                 return
         self._timer = self._loop.call_later(self._interval_s, self.send)
         self._interval_s = min(self._interval_s * 2, RETRY_S_MAX)
+
+    def _send_once(self) -> None:
+        self._leave_route()
+        route = self._find_route()
+        if route is None:
+            self._submit(self._record, self._sent)
+        else:
+            [payload] = fragments_of(self._record, MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX)
+            route.ask(self._role, payload, self._key, self)
+            self._route = route
+
+    @property
+    def _key(self) -> RequestKey:
+        return self._record.producer, self._record.pseq
+
+    def replied(self, record: Record) -> None:
+        """`Asker.replied`."""
+        self._conclude(record)
+
+    def lost(self) -> None:
+        """`Asker.lost`."""
+        self._route = None
+        if self._timer is not None and not self._answer.done():
+            self._timer.cancel()
+            self.send()
 
     def _sent(self, result: list[bytes] | TidewalError) -> None:
         """Refuse at once what the log will never take; otherwise the reply, or its absence, says what became of the
@@ -300,5 +355,11 @@ class _Sending:
             self._answer.set_exception(error)
 
     def stop(self) -> None:
+        self._leave_route()
         if self._timer is not None:
             self._timer.cancel()
+
+    def _leave_route(self) -> None:
+        if self._route is not None:
+            self._route.forget(self._key)
+            self._route = None

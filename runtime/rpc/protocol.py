@@ -1,5 +1,5 @@
-"""Requests and replies as messages: roles send each other requests through ephemeral channels of the WAL, never
-directly.
+"""Requests and replies as messages: roles send each other requests through ephemeral channels of the WAL, or by
+another route where one leads to the node that is asked (`routes.py`).
 
 Such a channel may lose, delay or duplicate a message. An `RpcClient` therefore repeats a request under the same number
 until the reply is there or the deadline has passed; an `RpcServer` recognises the repetition, does not do the work

@@ -20,7 +20,7 @@ from ..errors import (
 from ..log.fragments import FragmentAssembler, fragments_of
 from ..log.names import Names
 from ..log.record import Record, RecordType, Tags, decode, encode
-from ..log.wal import Append, Entry, From, FromId, Payload, Start, Wal
+from ..log.wal import Entry, From, FromId, Payload, Start, Wal
 from ..streams.channel_reader import OnBadRecord
 from .protocol import (
     MESSAGE_BYTES_MAX,
@@ -30,6 +30,7 @@ from .protocol import (
     reply_tags,
     values_of,
 )
+from .routes import LogReplies, ReplyRoute
 
 REMEMBERED_REPLIES = 16_384
 REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
@@ -45,6 +46,7 @@ class Request:
     method: str
     params: Params
     body: memoryview
+    route: ReplyRoute = field(repr=False)
     _server: RpcServer = field(repr=False)
 
     def reply(self, values: Params | None = None, body: Payload = b"") -> None:
@@ -80,18 +82,17 @@ class RpcServer:
         self._wal = wal
         self._on_bad = on_bad
         self._channel = names.requests(role)
-        self._names = names
+        self._log_replies = LogReplies(wal, names)
         self._start: Start = From.LATEST
-        self._working: set[tuple[str, int]] = set()
+        self._working: dict[tuple[str, int], ReplyRoute] = {}
         self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._answers_bytes = 0
         self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
-        self._limit = REQUEST_CHANNEL.max_message_bytes
 
     async def open(self) -> None:
         """Create the channel; requests sent from now on are read."""
         await self._wal.create_channel(self._channel, REQUEST_CHANNEL)
-        self._limit = (await self._wal.describe(self._channel)).max_message_bytes
+        self._log_replies.message_bytes = (await self._wal.describe(self._channel)).max_message_bytes
         latest = await self._wal.latest_id(self._channel)
         self._start = From.EARLIEST if latest is None else FromId(latest)
 
@@ -102,49 +103,52 @@ class RpcServer:
                 yield RequestPack(requests)
 
     def _take(self, entry: Entry) -> Request | None:
-        """The request in `entry`, unless it was seen before: one that was answered gets its answer again, one that is
-        being served is left."""
         try:
             record = self._fragments.take(decode(entry.payload))
-            if record is None:
-                return None
-            if record.type is not RecordType.REQUEST:
-                raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
-            params = values_of(record)
+            return None if record is None else self.accept(record, self._log_replies)
         except BadRecord as error:  # the client's deadline ends its call
             if self._on_bad is not None:
                 self._on_bad(self._channel, entry, error)
             return None
+
+    def accept(self, record: Record, route: ReplyRoute) -> Request | None:
+        """The request in `record`, whose reply is to take `route`; None where it was seen before, by whichever route:
+        one that was answered gets its answer again, one that is being served is left, and its reply takes this route,
+        since the client may hear nothing by the one before. Raises `BadRecord`."""
+        if record.type is not RecordType.REQUEST:
+            raise BadRecord(f"a record of type {record.type.name} among requests", reason="type")
+        params = values_of(record)
         known = (record.producer, record.pseq)
         if known in self._working:
+            self._working[known] = route
             return None
         answer = self._answers.get(known)
         if answer is not None:
-            self._send(*known, [answer])
+            self._send(*known, [answer], route)
             return None
-        self._working.add(known)
-        return Request(*known, str(record.tags.get("method", "")), params, memoryview(record.body), self)
+        self._working[known] = route
+        return Request(*known, str(record.tags.get("method", "")), params, memoryview(record.body), route, self)
 
     def forget(self, request: Request) -> None:
         """Treat a repetition of `request` as new."""
-        self._working.discard((request.client, request.number))
+        self._working.pop((request.client, request.number), None)
 
     def remember(self, request: Request) -> None:
         """Leave repetitions of `request` from now on: it is being served."""
-        self._working.add((request.client, request.number))
+        self._working[request.client, request.number] = request.route
 
     def answer(self, request: Request, tags: Tags, body: Payload) -> None:
         """Send the reply to `request`, and remember it if it is small."""
         known = (request.client, request.number)
         record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, tags=tags, body=body)
-        self._working.discard(known)
+        route = self._working.pop(known, request.route)
         try:
-            payloads = fragments_of(record, self._limit, MESSAGE_BYTES_MAX)
+            payloads = fragments_of(record, route.message_bytes, MESSAGE_BYTES_MAX)
         except TidewalError as error:
             payloads = [_refusal(request.client, request.number, error)]
-        if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
+        if len(payloads) == 1 and len(payloads[0]) <= min(REMEMBERED_REPLY_BYTES, self._log_replies.message_bytes):
             self._remember(known, payloads[0])
-        self._send(*known, payloads)
+        self._send(*known, payloads, route)
 
     def _remember(self, known: tuple[str, int], payload: bytes) -> None:
         self._answers[known] = payload
@@ -152,20 +156,18 @@ class RpcServer:
         while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
             self._answers_bytes -= len(self._answers.popitem(last=False)[1])
 
-    def _send(self, client: str, number: int, payloads: Sequence[bytes]) -> None:
-        channel = self._names.replies(client)
+    def _send(self, client: str, number: int, payloads: Sequence[bytes], route: ReplyRoute) -> None:
         try:
-            self._wal.submit([Append(channel, payload) for payload in payloads], partial(self._sent, client, number))
+            route.send(client, payloads, partial(self._sent, client, number, route))
         except TidewalError as error:
-            self._sent(client, number, error)
+            self._sent(client, number, route, error)
 
-    def _sent(self, client: str, number: int, result: list[bytes] | TidewalError) -> None:
-        """Where the log refuses a reply, send that error, marked that the request was served all the same. Called by
-        the log, on any thread."""
+    def _sent(self, client: str, number: int, route: ReplyRoute, result: list[bytes] | TidewalError) -> None:
+        """Where a reply is refused, send that error, marked that the request was served all the same. Called by the
+        log, on any thread."""
         if isinstance(result, TidewalError) and not isinstance(result, (ChannelNotFound, Closed)):
             with contextlib.suppress(TidewalError):  # then the client's deadline ends its call
-                refusal = _refusal(client, number, of_unknown_outcome(result))
-                self._wal.submit([Append(self._names.replies(client), refusal)], ignore_outcome)
+                route.send(client, [_refusal(client, number, of_unknown_outcome(result))], ignore_outcome)
 
 
 def _refusal(client: str, number: int, error: TidewalError) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.actors.conftest import PEOPLE, in_place
+from tests.direct_network import MemoryNetwork
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.cluster.roles import ROLE_NAMES
@@ -67,13 +68,14 @@ class NodeProcess:
 
 
 class Nodes:
-    """The processes of one cluster, and its log."""
+    """The processes of one cluster, its log, and the network for their direct connections: a node whose settings have
+    an address takes such."""
 
     def __init__(self, directory: Path, rng: random.Random, wal: type[SimulatedWal]) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         run_processes(loop)
-        self.log = MemoryLog()
+        self.log, self.network = MemoryLog(), MemoryNetwork()
         self.loop, self.rng, self._wal, self._directory = loop, rng, wal, directory
         self.running: dict[str, NodeProcess] = {}
         self.settings: dict[str, Settings] = {}  # by node
@@ -109,6 +111,7 @@ class Nodes:
         wal = self._wal(self.log, FaultPlan(1), each.process, self._faults, each.cut, each.deaf)
         options: dict[str, Any] = {"clock": each.clock, "threads": False, "blocking": in_place, "name": each.name}
         options |= {"predecessor": predecessor, "settings": self.settings.get(each.name)}
+        options |= {"network": self.network.of(each.process)}
         tables = self._directory / self.tables.get(each.name, "tables")
         try:
             of_version = type("OfVersion", (Standalone,), {"_version": self.versions.get(each.name, THIS_VERSION)})
@@ -128,6 +131,7 @@ class Nodes:
     async def kill(self, name: str) -> NodeProcess:
         each = self.running.pop(name)
         each.process.kill()
+        self.network.killed(each.process)
         await each.process.buried()
         return each
 

@@ -37,6 +37,9 @@ ONLY_ON_FAULT = {  # each has a test below
     "mixcoord_reply_channel_dropped_total",  # in test_reply_channels.py
     "mixcoord_eviction_total",  # these two in test_cluster_metrics.py, of several members
     "mixcoord_lease_age_seconds",
+    "direct_refused_total",  # these three in tests/runtime/direct/test_connections.py
+    "direct_connection_num",
+    "direct_unreachable_num",
     "wal_append_deduplicated_total",
     "wal_append_outcome_unknown_total",
     "wal_scan_time_tick_violation_message_total",

@@ -224,6 +224,18 @@ async def test_limits_that_slow_writes_down_and_refuse_them() -> None:
     assert len(told["conditions"]) == 3, "what cannot be read is no reason to end"
 
 
+async def test_addresses_that_a_node_cannot_reach() -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a:
+            await a.grant(P0)
+            report = {"unreachable": {"b": "b.example:7400: connection refused"}}
+            await a.log.propose({"kind": "renew", "incarnation": "a-1", "number": 7, "report": report})
+
+    _, told = await told_of(work)
+    why = "b.example:7400: connection refused"
+    assert told["conditions"] == [f"a cannot connect to b at {why}; its requests to it go through the log"]
+
+
 async def test_no_leader_two_of_one_name_and_a_role_that_no_member_offers() -> None:
     async def work(wal: Wal) -> None:
         async with stored_node(wal, "a-1", roles=ROLE_NAMES[:3]), stored_node(wal, "a-2", roles=ROLE_NAMES[2:4]):
