@@ -19,6 +19,7 @@ import yaml
 from tidewal.cli.main import load
 from tidewal.runtime.cluster.roles import ROLE_NAMES
 from tidewal.runtime.config.described import described_settings
+from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.config.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +46,7 @@ def test_the_schema_takes_the_values_and_knows_each_of_them() -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     assert is_valid(VALUES)
     assert set(SCHEMA["properties"]) == {*VALUES, "global"}
-    for name in ("image", "tables", "podDisruptionBudget", "serviceMonitor"):
+    for name in ("image", "direct", "tables", "podDisruptionBudget", "serviceMonitor"):
         assert set(SCHEMA["properties"][name]["properties"]) == set(VALUES[name])
 
 
@@ -61,6 +62,7 @@ def test_the_schema_takes_the_values_and_knows_each_of_them() -> None:
         lambda v: v["settings"].update({"cluster.leaseMs": "3000"}),
         lambda v: v["settings"].update(TIDEWAL__CLUSTER__LEASEMS=3000),
         lambda v: v["tables"].update(size="much"),
+        lambda v: v["direct"].update(port="7400"),
         lambda v: v.update(terminationGracePeriodSeconds=5),
     ],
 )
@@ -157,3 +159,25 @@ def test_a_cluster_without_a_role_is_refused() -> None:
     one = ["--set", ",".join(f"groups.{name}=null" for name in VALUES["groups"])]
     one += ["--set-json", f"groups.all={json.dumps({'roles': list(ROLE_NAMES), 'replicas': 3})}"]
     assert [each["kind"] for each in rendered(*one)].count("Deployment") == 1
+
+
+SECRET = ("--set", "settings.TIDEWAL__CLUSTER__SECRET=s")
+
+
+@with_helm
+def test_direct_connections_have_addresses_and_certificates_or_are_refused() -> None:
+    enabled = ("--set", "direct.enabled=true")
+    for options, why in ((SECRET, "needs direct.tlsSecret"), (("--set", "direct.plaintext=true"), "CLUSTER__SECRET")):
+        assert why in helm("template", "t", str(CHART), *KUBERNETES, *enabled, *options).stderr
+    documents = rendered(*enabled, *SECRET, "--set", "direct.tlsSecret=certificates")
+    pods = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"]
+    for pod in pods:
+        [node] = pod["containers"]
+        given = {each["name"]: each.get("value") for each in node["env"]}
+        assert given["TIDEWAL__CLUSTER__ADDRESS"] == "$(POD_IP):7400"
+        assert "TIDEWAL__CLUSTER__PLAINTEXT" not in given
+        given = {name: str(value).replace("$(POD_IP)", "10.0.0.1") for name, value in given.items() if "__" in name}
+        assert str(load_settings(environment=given).cluster.reached_at) == "10.0.0.1:7400"
+        assert {"name": "tls", "secret": {"secretName": "certificates"}} in pod["volumes"]
+    plain = rendered(*enabled, *SECRET, "--set", "direct.plaintext=true")
+    assert "TIDEWAL__CLUSTER__PLAINTEXT" in str(plain)

@@ -25,4 +25,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- range $role := list "mixcoord" "streamingnode" "proxy" "datanode" "querynode" }}
 {{- if not (has $role $offered) }}{{ fail (printf "no group offers the role %s" $role) }}{{ end }}
 {{- end }}
+{{- if .Values.direct.enabled }}
+{{- if not (or .Values.direct.tlsSecret .Values.direct.plaintext) }}{{ fail "direct.enabled needs direct.tlsSecret, or direct.plaintext in a network of your own" }}{{ end }}
+{{- if not (or .Values.settingsSecret (hasKey (.Values.settings | default dict) "TIDEWAL__CLUSTER__SECRET")) }}{{ fail "direct.enabled needs TIDEWAL__CLUSTER__SECRET, in settingsSecret or settings" }}{{ end }}
+{{- end }}
 {{- end }}

@@ -41,6 +41,14 @@ def test_a_length_over_its_limit_is_refused_before_the_frame_has_come(lengths) -
         list(FrameSplitter().feed(HEADER.pack(*lengths)))
 
 
+@pytest.mark.parametrize(
+    "head", [b"\x91" * HEAD_BYTES, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc1", b"\x01", b"\xc7\x01\x05x"]
+)
+def test_a_head_that_is_made_to_harm_is_refused(head) -> None:
+    with pytest.raises(BadRecord):
+        list(FrameSplitter().feed(HEADER.pack(len(head), 0) + head))
+
+
 def test_a_large_frame_is_taken_once_the_limit_says_so() -> None:
     frame = encode_frame(["reply"], bytes(5000))
     splitter = FrameSplitter()
