@@ -75,7 +75,9 @@ async def test_a_time_without_rows_is_named(home) -> None:
 @MEMORY_ONLY
 async def test_rows_of_past_times_leave_memory_when_nobody_asks_for_them(home, monkeypatch) -> None:
     memories: list[RowMemory] = []
-    monkeypatch.setattr(loaded_collections, "RowMemory", lambda *args: memories.append(RowMemory(*args)) or memories[-1])
+    monkeypatch.setattr(
+        loaded_collections, "RowMemory", lambda *args: memories.append(RowMemory(*args)) or memories[-1]
+    )
     async with home.people_client(settings=keeping(0.0)) as client:
         (memory,) = memories
         first = (await client.insert("people", home.people(*range(100)))).ts
