@@ -20,6 +20,7 @@ from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.replicated.records import FeatureLevels
 from .connect import over_log
+from .inspect_replicas import REPLICA_COLUMNS, replicas, too_few
 from .level import described_level, level_sentence
 from .logging_setup import logged
 from .one_line import one_line
@@ -84,6 +85,7 @@ def described(found: StoredCluster, now_ms: int) -> dict[str, Any]:
             for name, gone in reversed(found.nodes.gone.items())
         ],
         "pchannels": [_pchannel(found, name, state) for name, state in sorted(_pchannels(found.catalog).items())],
+        "replicas": replicas(found),
         "balance": found.catalog.wishes.balance,
         "level": described_level(found.nodes),
         "conditions": list(conditions(found, now_ms)),
@@ -167,6 +169,7 @@ def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     yield from _of_writes(found)
     yield from _of_addresses(found)
     yield from _of_owners(found)
+    yield from too_few(found)
 
 
 def _of_the_leader(found: StoredCluster) -> Iterator[str]:
@@ -274,6 +277,7 @@ def _print(found: dict[str, Any]) -> None:
     more = [f"and {before} before: --json has them"] if before > 0 else []
     print_titled("ended", ENDED_COLUMNS, ended[:ENDED_SHOWN], *more)
     print_titled("pchannels", PCHANNEL_COLUMNS, [_pchannel_row(each) for each in found["pchannels"]])
+    print_titled("replicas", REPLICA_COLUMNS, [_replica_row(each) for each in found["replicas"]])
     typer.echo("conditions")
     for condition in found["conditions"] or ["none"]:
         typer.echo(f"  {one_line(condition)}")
@@ -282,6 +286,10 @@ def _print(found: dict[str, Any]) -> None:
 def _member_row(member: Mapping[str, Any]) -> dict[str, object]:
     levels = FeatureLevels(member["min_level"], member["level"])
     return {**member, "roles": ", ".join(member["roles"]), "levels": str(levels), "report": member["report"] or None}
+
+
+def _replica_row(replica: Mapping[str, Any]) -> dict[str, object]:
+    return {**replica, "querynodes": ", ".join(replica["querynodes"]) or None}
 
 
 def _pchannel_row(pchannel: Mapping[str, Any]) -> dict[str, object]:

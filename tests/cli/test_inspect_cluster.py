@@ -348,3 +348,18 @@ def test_a_log_is_still_inspected_without_a_name(command: Command, tmp_path: Pat
 
 def test_the_roles_are_those_of_nodes() -> None:
     assert tuple(role.role for role in ROLES) == ROLE_NAMES
+
+
+async def test_which_query_nodes_are_to_have_which_vchannels() -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a, stored_node(wal, "b-1"):
+            await a.grant(P0, P1)
+            for id in (1, 2, 3):
+                await a.create(id, P0)
+            await a.catalog.append({"kind": "load", "id": 2, "replicas": 3})
+            await a.catalog.append({"kind": "load", "id": 3, "replicas": 0})
+
+    _, told = await told_of(work)
+    has = {each["collection"]: (each["replicas"], sorted(each["querynodes"])) for each in told["replicas"]}
+    assert has == {"c1": (2, ["a", "b"]), "c2": (3, ["a", "b"]), "c3": (0, [])}
+    assert "c2 is to have 3 replicas, and there are 2 QueryNodes" in told["conditions"]
