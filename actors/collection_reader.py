@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Protocol, TypeAlias
 
@@ -82,6 +83,7 @@ class CollectionReaderRole(Role, ABC):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._pipelines: dict[PartKey, Pipeline] = {}
+        self._keys: defaultdict[int, list[PartKey]] = defaultdict(list)  # of the pipelines, by collection id
         self._tasks: dict[PartKey, asyncio.Task[None]] = {}
         self.started_ts: int = node.clock.now()
         self._unreadable: dict[PartKey, TidewalError] = {}  # why its tables cannot be read
@@ -112,20 +114,30 @@ class CollectionReaderRole(Role, ABC):
         self.spawn_task(self._listen(), name="heartbeats")
 
     async def _watch(self) -> None:
+        seen: object = None
         while True:
-            self._start_pipelines()
-            for pipeline in self.unwanted():
-                await self._end_pipeline(part_key(pipeline.collection))
+            members = [(member.incarnation, member.draining) for member in self.node.cluster.members(self.role)]
+            found = self.catalog.fold.position, members
+            if found != seen:  # else members have renewed their leases
+                seen = found
+                self._start_pipelines()
+                for pipeline in self.unwanted():
+                    await self._end_pipeline(part_key(pipeline.collection))
             await first_of(self.catalog.changed(), self.node.cluster.changed())
 
     def _start_pipelines(self) -> None:
         for collection in list(self.catalog.catalog.collections.values()):
             for part in self.missing(collection) if collection.state == READY else ():
                 self._pipelines[part_key(part)] = self.pipeline(part)
+                self._keys[part.id].append(part_key(part))
                 new = set(pchannels_of(part)) - self._read
                 dead_letters_from_zero(self.node.metrics, new)
                 self._read |= new
                 self.spawn_task(self._run(part_key(part)), name=f"{self.role} {part.name}")
+
+    def _keys_of(self, id: int) -> Sequence[PartKey]:
+        """The keys of the pipelines of a collection."""
+        return tuple(self._keys.get(id, ()))
 
     async def find_pipeline(self, name: str) -> Pipeline:
         """The pipeline of the collection `name`. Raises `CollectionNotFound`, and what is wrong with its tables."""
@@ -219,7 +231,7 @@ class CollectionReaderRole(Role, ABC):
             return None  # an old request: another collection may have the name by now
         if collection.state != DROPPING:
             raise InvalidRequest(f"collection {collection.name} is not being dropped")
-        for key in [key for key in self._pipelines if key[0] == collection.id]:
+        for key in self._keys_of(collection.id):
             await self._end_pipeline(key)
         await self.forget(collection)
         self.node.metrics.forget("collection_name", collection.name)
@@ -229,6 +241,10 @@ class CollectionReaderRole(Role, ABC):
 
     async def _end_pipeline(self, key: PartKey) -> None:
         pipeline = self._pipelines.pop(key, None)
+        if pipeline is not None:
+            self._keys[key[0]].remove(key)
+            if not self._keys[key[0]]:
+                del self._keys[key[0]]
         task = self._tasks.pop(key, None)
         if task is not None:
             await ended(task)

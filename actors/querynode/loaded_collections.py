@@ -87,7 +87,8 @@ class LoadedCollections(CollectionReaderRole, ABC):
 
     def parts(self, id: int) -> list[RowPipeline]:
         """The pipelines of the collection with this id."""
-        return [part for part in self._rows() if part.collection.id == id]
+        found = map(self._pipelines.get, self._keys_of(id))
+        return [part for part in found if isinstance(part, RowPipeline)]
 
     async def find_loaded(self, name: str) -> Collection:
         """The collection `name`, as the catalog has it. Raises `CollectionNotFound` and `CollectionNotLoaded`."""
