@@ -20,6 +20,7 @@ from ..runtime.errors import (
     DeadlineExceeded,
     Fenced,
     HandlerFailed,
+    Overloaded,
     TidewalError,
     Unavailable,
     of_unknown_outcome,
@@ -325,6 +326,9 @@ class Owners:
             raise of_unknown_outcome(error) from None
         except OwnerLost as error:
             raise self._again(channels, error, unknown=True) from None
+        except Overloaded:  # where another owner takes its part, this one is to be sent again, before those behind it
+            self._refusals.update(channels)
+            raise
         except _AGAIN as error:
             if error.fields.get(SUBMITTED) and not error.fields.get("outcome_unknown"):
                 raise
@@ -339,7 +343,8 @@ class Owners:
 
 async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:
     """The outcome of a write that several owners have appended a part of. One that has failed says nothing of the
-    others: to repeat the write asks them all again."""
+    others: to repeat the write asks them all again. What some refuse for now and others have taken keeps its place, or
+    it would land behind later writes of its client."""
     results = await asyncio.gather(*appends, return_exceptions=True)
     done = [result for result in results if isinstance(result, Appended)]
     failed = [result for result in results if isinstance(result, BaseException)]
@@ -348,7 +353,9 @@ async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:
         return Appended(
             max(each.ts for each in done), first.rows, all(each.repeated for each in done), (), first.digest
         )
-    again = next((error for error in failed if isinstance(error, SendAgain)), None)
+    if not done and all(isinstance(error, Overloaded) for error in failed):
+        raise failed[0]
+    again = next((error for error in failed if isinstance(error, SendAgain | Overloaded)), None)
     if again is not None:
         raise SendAgain(again.message, outcome_unknown=True)
     if isinstance(failed[0], TidewalError):

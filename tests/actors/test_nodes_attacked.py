@@ -17,12 +17,13 @@ from tidewal.actors.client import Client
 from tidewal.actors.local_owner import WritePart
 from tidewal.actors.streamingnode.granted_channels import GrantedChannels
 from tidewal.runtime.catalog.catalog import Collection
-from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.cluster.roles import PROXY, ROLE_NAMES
 from tidewal.runtime.errors import DeadlineExceeded, Overloaded, TidewalError
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.tables.table_store import LOG
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
 
@@ -197,3 +198,62 @@ async def test_a_datanode_that_was_passed_over_stores_nothing_in_the_next_collec
         assert (await client.compact("people"))["rows"] == 1
         table = DeltaTable(three.running[victim.name].node.node.tables.table("people", LOG).uri)
         assert table.to_pyarrow_table()["name"].to_pylist() == ["new"]
+
+
+class Refusing:
+    """Refuses at one owner the batches that have rows, as a limit does that only this owner has reached."""
+
+    def __init__(self, nodes: Nodes, name: str) -> None:
+        self._pressure: Any = role_of(nodes.running[name].node, "streamingnode")._pressure
+        self._check = self._pressure.check
+
+    def begin(self) -> None:
+        self._pressure.check = self._refuse
+
+    def end(self) -> None:
+        self._pressure.check = self._check
+
+    def _refuse(self, collection: Collection, records: Any) -> Any:
+        if any("insert" in record.tags for _, record in records):
+            raise Overloaded("too much is unflushed", limit="streamingNode.maxUnflushedBytes")
+        return self._check(collection, records)
+
+
+async def test_what_one_owner_refuses_for_now_lands_behind_no_later_write_of_its_client(three: Nodes) -> None:  # noqa: F811
+    """Other owners have taken their parts, so it is repeated: before the deletes that were sent behind it."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(12)]  # at each of the doors
+        await clients[0].create_collection(PEOPLE, shards=3)
+        assert set(three.owners().values()) == set("abc")
+        refusing = Refusing(three, "b")
+        refusing.begin()
+        writes = list[asyncio.Future[Any]]()
+        for number, client in enumerate(clients):
+            keys = list(range(100 * number, 100 * number + 50))  # for each of the channels
+            rows = [{"id": n, "name": "x", "height": 1.0} for n in keys]
+            writes.append(asyncio.ensure_future(client.insert("people", rows)))
+            writes.append(asyncio.ensure_future(client.delete("people", keys)))
+        await asyncio.sleep(3)
+        refusing.end()
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert not any(isinstance(answer, BaseException) for answer in answers[1::2])
+        assert {type(answer).__name__ for answer in answers[::2]} == {"WriteResult", "Overloaded"}
+        assert await clients[0].count("people", consistency="strong") == 0
+
+
+async def test_what_all_owners_refuse_is_refused_at_once_and_written_by_none(home, tmp_path, rng) -> None:
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    for name in "ab":
+        await nodes.start(name, [role for role in ROLE_NAMES if role != PROXY])
+    await nodes.start("door", [PROXY])
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE, shards=2)
+        assert set(nodes.owners().values()) == set("ab")
+        for name in "ab":
+            Refusing(nodes, name).begin()
+        began_s = nodes.now_s()
+        error = await error_of(client.insert("people", [{"id": n, "name": "x", "height": 1.0} for n in range(50)]))
+        assert isinstance(error, Overloaded)
+        assert not error.fields.get("outcome_unknown")
+        assert nodes.now_s() - began_s < 1
+    await nodes.stop()
