@@ -190,8 +190,8 @@ class WriteLines:
 
         Raises `Overloaded` where too much waits for one of the channels, and `DeadlineExceeded` where its turn has not
         come within `deadline_s` seconds: a write that is with its owner is not ended by that. Raises what `send`
-        raises, but not `Unavailable`, and `Overloaded` only where the write had not waited before; and what the owner
-        answers.
+        raises, but not `Unavailable`, and `Overloaded` for want of room only where the write had not waited before; and
+        what the owner answers.
         Not written, but where the error has the field `outcome_unknown`."""
         self._arrived += 1
         write = _Write(self._arrived, channels, size, send, deadline_s)
@@ -367,11 +367,11 @@ class WriteLines:
             return False  # given up, where it is done: its task has not run since, and takes it out then
         try:
             self._send(write)
-        except (Overloaded, Unavailable) as error:
-            write.refusal = error
-            self._ask_later()
-            return False
         except Exception as error:
+            if isinstance(error, Overloaded | Unavailable) and (write.may_be_written or not _may_last(error)):
+                write.refusal = error
+                self._ask_later()
+                return False
             turn.set_exception(error)  # its task takes it out of its lines
             self._end_wait(write)
             return False
@@ -386,6 +386,12 @@ class WriteLines:
     def _ask_again(self) -> None:
         self._asking_again = None
         self._send_in_turn(self._waiting)
+
+
+def _may_last(error: TidewalError) -> bool:
+    """Whether rows are refused until less is used of a limit with a mark. Deletes, which may bring that about, pass,
+    and are not to wait behind rows; for all else an owner has room soon, or may promise again."""
+    return isinstance(error, Overloaded) and "mark" in error.fields
 
 
 def _is_given_back(error: TidewalError) -> bool:

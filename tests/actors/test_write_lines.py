@@ -218,10 +218,11 @@ async def test_a_held_write_for_which_the_owner_has_no_room_keeps_its_turn(door)
 
 
 @MEMORY
-async def test_a_held_write_that_the_owner_refuses_is_answered_with_that_and_the_next_goes_on(door) -> None:
+@pytest.mark.parametrize("refusal", [DiskFull("no space"), Overloaded("too many rows", limit="memory", mark=9)])
+async def test_a_held_write_that_the_owner_refuses_is_answered_with_that_and_the_next_goes_on(door, refusal) -> None:
     door.write(1, "a")
     await elapse(1)
-    door.refusal = DiskFull("no space")
+    door.refusal = refusal
     door.open("a")
     await elapse(1)
     assert door.answers[1] is door.refusal
