@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 
 from ..clock import Clock
 from ..errors import Fenced, PreconditionFailed, TidewalError
@@ -31,9 +32,9 @@ class NodeMembership:
     for over. A record that comes late extends the lease as far as it still can.
 
     `renew` is to be called every `RENEW_S` seconds, on a thread that a busy loop does not starve; it renews only while
-    `may_renew` says that the loop has answered lately, and once the lease is over, only while the log was read to its
-    end lately: a process that hangs, or that hears nothing, must not keep its channels. All else belongs to the log's
-    loop, except `holds`.
+    `may_renew` says that the loop has answered lately, and once the lease is over, only when the log was read to its
+    end within a lease: a process that hangs, or that hears nothing, must not keep its channels. All else belongs to the
+    log's loop, except `holds`.
 
     With `unwritten` a member that has the cluster to itself stores no renewals: it reads the log to its end instead.
     While that shows no other member, nobody has read of this one, so whoever may take its lease for over counts from a
@@ -58,7 +59,6 @@ class NodeMembership:
         self._may_renew, self._report, self._unwritten = may_renew, report, unwritten
         self._loop: asyncio.AbstractEventLoop  # that of `join`
         self._looking: asyncio.Task[None] | None = None
-        self._heard_s = clock.monotonic()  # when the log was asked for its end that was read last
         self._lease = Lease(clock, member.lease_ms / 1000)
         self._asking = threading.Lock()
         self._number = 0
@@ -101,11 +101,11 @@ class NodeMembership:
         if not self._registered or self._left or self.fenced is not None or not self._may_renew():
             return
         alone, holds = self._unwritten and self._is_alone(), self._lease.holds()
-        if alone or not holds or self._number in self._asked_s:  # the last renewal was not read back yet
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._begin_looking)
-        if not alone and (holds or self._heard_s >= self._oldest_s(self._clock.monotonic())):
+        if holds and not alone:
             self._write_renewal()
+            return
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._begin_looking)
 
     def _write_renewal(self) -> None:
         with self._asking:
@@ -122,19 +122,21 @@ class NodeMembership:
             self._looking = asyncio.create_task(self._read_to_the_end())
 
     async def _read_to_the_end(self) -> None:
-        """Read the log to its end. Where it need not be written, and shows no other member, that renews the lease."""
-        asked_s = self._clock.monotonic()
-        try:
-            await self._log.catch_up()
-        except TidewalError:  # the next call tries again
+        """Read the log to its end, and then renew the lease, without a record where the log need not be written and
+        shows no other member."""
+        asked_s = -inf
+        while asked_s < self._oldest_s(self._clock.monotonic()):  # what took longer says nothing of now
+            asked_s = self._clock.monotonic()
+            try:
+                await self._log.catch_up()
+            except TidewalError:  # the next call tries again
+                return
+        if self._left or self.fenced is not None:
             return
-        self._heard_s = asked_s
-        if not self._unwritten:
-            return
-        if not self._is_alone():
-            self._write_renewal()
-        elif not self._left and self.fenced is None:
+        if self._unwritten and self._is_alone():
             self._confirm(asked_s)
+        else:
+            self._write_renewal()
 
     async def drain(self) -> None:
         """Say that this member is about to leave: it gets nothing new. Raises what the log raises."""
@@ -162,7 +164,7 @@ class NodeMembership:
         """The number of a new record that is about to be asked for."""
         now = self._clock.monotonic()
         self._number += 1
-        self._asked_s = {number: asked for number, asked in self._asked_s.items() if asked >= self._oldest_s(now)}
+        self._asked_s = {number: asked for number, asked in list(self._asked_s.items()) if asked >= self._oldest_s(now)}
         self._asked_s[self._number] = now
         return self._number
 

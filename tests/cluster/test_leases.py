@@ -24,9 +24,10 @@ from tidewal.runtime.testing.simulation.process import NodeClock
 
 
 class StallingWal(MemoryWal):
-    """While `stalled`, appends wait until `go_on`; `unknown` of them land, and say that their outcome is unknown."""
+    """While `stalled`, appends wait until `go_on`; `unknown` of them land, and say that their outcome is unknown. While
+    `mute`, who asks for the end of a channel waits."""
 
-    stalled = False
+    stalled = mute = False
     unknown = 0
 
     def __init__(self, log: MemoryLog) -> None:
@@ -41,6 +42,11 @@ class StallingWal(MemoryWal):
             super().submit(entries, lambda _: done(Unavailable("no answer", outcome_unknown=True)))
         else:
             super().submit(entries, done)
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        while self.mute:  # noqa: ASYNC110 -- a simulated network has no event
+            await asyncio.sleep(0.1)
+        return await super().latest_id(channel)
 
     def go_on(self) -> None:
         self.stalled = False
@@ -221,6 +227,30 @@ async def test_an_outage_of_the_log_makes_nobody_silent(a: Process, b: Process) 
     assert not a.silent(b)
     assert a.membership.holds()
     assert b.membership.holds()
+
+
+@of("a-1", "b-1")
+async def test_whom_the_log_answers_last_after_an_outage_is_not_silent(a: Process, b: Process) -> None:
+    """It asked for the end of the log long ago; it renews as soon as it has read that and asked anew."""
+
+    async def renewing_late() -> None:
+        await asyncio.sleep(0.9)
+        await renewing(30, b)
+
+    tasks = [asyncio.ensure_future(renewing(30, a)), asyncio.ensure_future(renewing_late())]
+    await asyncio.sleep(10)
+    a.wal.stalled = b.wal.stalled = a.wal.mute = b.wal.mute = True
+    await asyncio.sleep(10)
+    a.wal.mute = False
+    a.wal.go_on()
+    b.wal.go_on()
+    await asyncio.sleep(2)
+    b.wal.mute = False
+    for _ in range(30):
+        assert not a.silent(b)
+        await asyncio.sleep(0.1)
+    assert b.membership.holds()
+    await asyncio.gather(*tasks)
 
 
 @of("a-1", "b-1")
