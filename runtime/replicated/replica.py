@@ -113,6 +113,7 @@ class Replica(Follower[State]):
         pause_s = CLAIM_PAUSE_S
         for attempt in range(1, CLAIMS_MAX + 1):
             if self._led or self.fold.begun:
+                self.fold.check_not_too_old()  # it may be another process that has begun it
                 return
             try:
                 await self.propose({"kind": BEGIN, **beginning_level(self.fold.levels)})

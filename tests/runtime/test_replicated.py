@@ -495,6 +495,28 @@ def test_a_log_begins_at_the_lowest_level_that_its_first_author_knows(led) -> No
     run_virtual(main())
 
 
+def test_whom_an_earlier_version_forestalls_in_beginning_a_log_does_not_follow_it(monkeypatch) -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        await wal.create_channel(CHANNEL, ChannelPolicy())
+        old = Replica(wal, CHANNEL, Versions, RecordType.CATALOG, led=False, author="a")
+        levels = FeatureLevels(2, 3)
+        new = Replica(wal, CHANNEL, LaterVersions, RecordType.CATALOG, led=False, author="b", levels=levels)
+        begin = new.propose
+
+        async def begin_second(*events: Event) -> None:
+            await old.open()
+            await begin(*events)
+
+        monkeypatch.setattr(new, "propose", begin_second)
+        with pytest.raises(FormatTooOld, match="level 1"):
+            await new.open()
+        for each in (old, new):
+            await each.close()
+
+    run_virtual(main())
+
+
 def test_the_record_that_raises_the_level_ends_who_does_not_know_it() -> None:
     async def main() -> None:
         log = MemoryLog()
