@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...runtime.catalog.catalog import READY, Collection
 from ...runtime.cluster.pressure import ROW_MEMORY
-from ...runtime.errors import CollectionNotLoaded, TidewalError
+from ...runtime.errors import CollectionNotFound, CollectionNotLoaded, TidewalError
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole, Pipeline, part_key
 from ..metrics import measure_limit
@@ -95,8 +95,7 @@ class LoadedCollections(CollectionReaderRole, ABC):
         collection = self.catalog.catalog.collections.get(name)
         if collection is None or collection.state != READY or not collection.replicas:
             collection = (await self.catalog.catch_up()).collection(name)
-        if not collection.replicas:
-            raise CollectionNotLoaded(f"collection {name} is released: load_collection loads it", collection=name)
+        check_loaded(name, collection)
         if not self.parts(collection.id):
             self._start_pipelines()
         return collection
@@ -144,3 +143,12 @@ class LoadedCollections(CollectionReaderRole, ABC):
         names = {each.incarnation: each.name for each in self.node.cluster.members(self.role)}
         shown = {each: sorted(names.get(node, node) for node in nodes) for each, nodes in there.items()}
         return {"replicas": collection.replicas, "vchannels": shown}
+
+
+def check_loaded(name: str, collection: Collection | None) -> None:
+    """Raise `CollectionNotFound` or `CollectionNotLoaded` where QueryNodes do not have `collection`, as the catalog has
+    it now."""
+    if collection is None or collection.state != READY:
+        raise CollectionNotFound(f"collection {name} was dropped", collection=name)
+    if not collection.replicas:
+        raise CollectionNotLoaded(f"collection {name} is released: load_collection loads it", collection=name)

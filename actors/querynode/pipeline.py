@@ -104,7 +104,7 @@ class RowPipeline:
         if time:
             await self._fill(self._stores, log, time)
         for store in self._stores.values():
-            store.advance(time)
+            store.begin(time)
         return time, positions
 
     async def _open_table(self) -> OwnTable:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import physical_ms
 from ...runtime.cluster.replica_order import replica_order
-from ...runtime.errors import CollectionNotFound, InvalidRequest, Lagging, TidewalError
+from ...runtime.errors import CollectionNotFound, DeadlineExceeded, InvalidRequest, Lagging, TidewalError
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, encode
 from ...runtime.log.wal import Append, Payload
 from ...runtime.ownership import SyncPoint
@@ -22,7 +22,7 @@ from ...runtime.rpc.server import Request
 from ..node import Node
 from ..requests import Answer, Method, Nothing
 from .fan_out import FanOut
-from .loaded_collections import LoadedCollections
+from .loaded_collections import LoadedCollections, check_loaded
 from .part_question import (
     OPS,
     ROWS_COLUMN,
@@ -161,16 +161,13 @@ class QueryNode(LoadedCollections):
         if isinstance(asked, GetRequest):
             _check_keys(asked.keys, collection)
         whole = self._whole(collection)
-        if whole is None:
-            return await self._result_of_parts(collection, params, asked, began_s)
-        at: int | None = params.get("at")
-        time, _ = await self._time.least(collection, params, whole.tsafe)
-        await whole.wait_for(time)
-        asked_s = self.now_s()
-        stores = await whole.stores_at(at)
-        tsafe = whole.tsafe if at is None else at
-        table = await self._computed(stores, asked, at)
-        return _Result(table, collection, tsafe, began_s, asked_s)
+        if whole is not None:
+            try:
+                return await self._result_of_whole(whole, collection, params, asked, began_s)
+            except Lagging:
+                if self._whole(collection) is whole:
+                    raise
+        return await self._result_of_parts(collection, params, asked, began_s)
 
     def _whole(self, collection: Collection) -> RowPipeline | None:
         """The pipeline that has all rows of `collection`, or is to get them and no other node has them. Raises what is
@@ -183,6 +180,20 @@ class QueryNode(LoadedCollections):
             raise error
         return parts[0]
 
+    async def _result_of_whole(
+        self, whole: RowPipeline, collection: Collection, params: Params, asked: AnyRequest, began_s: float
+    ) -> _Result:
+        """Raises `Lagging` also where vchannels of `whole` were handed over meanwhile."""
+        at: int | None = params.get("at")
+        time, _ = await self._time.least(collection, params, whole.tsafe)
+        await whole.wait_for(time)
+        asked_s = self.now_s()
+        stores = await whole.stores_at(at)
+        if len(stores) != collection.shards:
+            raise Lagging(f"not all of {collection.name} is on {self.node.name} any more; retry")
+        tsafe = whole.tsafe if at is None else at
+        return _Result(await self._computed(stores, asked, at), collection, tsafe, began_s, asked_s)
+
     async def _result_of_parts(
         self, collection: Collection, params: Params, asked: AnyRequest, began_s: float
     ) -> _Result:
@@ -193,13 +204,20 @@ class QueryNode(LoadedCollections):
         asked_s = self.now_s()
         ask = partial(self._ask_node, collection, question, at, present)
         fan_out = FanOut(collection.vchannels, partial(self._order, collection), ask, self._is_lost)
-        async with asyncio.timeout(FAN_OUT_S):
-            tables = await fan_out.run()
+        try:
+            async with asyncio.timeout(FAN_OUT_S):
+                tables = await fan_out.run()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"not all vchannels of {collection.name} could be asked within {FAN_OUT_S:g} s"
+            ) from None
         self._fan_outs.inc()
         return _Result(merged_answers(asked, collection.schema, tables), collection, at, began_s, asked_s)
 
     def _order(self, collection: Collection, vchannel: str) -> Sequence[str]:
-        """The nodes to ask for a vchannel: this one where it has the rows, and those that were silent just now last."""
+        """The nodes to ask for a vchannel: this one where it has the rows, and those that were silent just now last.
+        Raises `CollectionNotFound` and `CollectionNotLoaded` where nobody is to have it any more."""
+        check_loaded(collection.name, self.catalog.catalog.by_id(collection.id))
         self._assignment.refresh()
         own = self.node.incarnation if any(vchannel in part.vchannels for part in self.parts(collection.id)) else ""
         return sorted(self._assignment.order(vchannel), key=lambda node: (node != own, self._peers.was_silent(node)))

@@ -176,6 +176,11 @@ class RowStore:
         self._put(run[0], run[1], _merged(self._chunks[run[0] : run[1]]))
         return True
 
+    def begin(self, time: int) -> None:
+        """What was applied is what was there at `time`: the store cannot be read as it was before."""
+        self._forget(time)
+        self._count()
+
     def advance(self, time: int) -> None:
         """Everything up to `time` is applied: what lies a window before it, a shorter one where memory is tight, cannot
         be read any more."""

@@ -59,6 +59,18 @@ async def test_a_state_outlives_the_node_that_wrote_it(home) -> None:
         assert await client.count("people", consistency="strong") == 1
 
 
+async def test_a_state_before_the_table_is_read_where_the_table_was_loaded(home) -> None:
+    async with home.people_client() as client:
+        first = (await client.insert("people", home.people(1, 2))).ts
+        await client.delete("people", [1])
+        await client.upsert("people", home.people(3))
+        await client.flush("people")
+    async with home.client() as client:
+        assert await client.count("people", at=first) == 2
+        assert (await client.get("people", [1, 3], at=first)).table["id"].to_pylist() == [1]
+        assert await client.count("people", consistency="strong") == 2
+
+
 async def test_a_time_without_rows_is_named(home) -> None:
     async with home.people_client() as client:
         created = (await client.describe_collection("people")).created_ts

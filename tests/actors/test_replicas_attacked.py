@@ -1,0 +1,93 @@
+"""Questions that are under way while rows are loaded, handed over, released and dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.actors.conftest import PEOPLE, error_of, people
+from tests.actors.nodes import Nodes
+from tests.actors.test_moves import until
+from tests.actors.test_replicas import held, three
+from tidewal.actors.client import Client
+from tidewal.actors.querynode.pipeline import RowPipeline
+from tidewal.actors.querynode.querynode import FAN_OUT_S
+from tidewal.runtime.clock import add_ms
+from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, DeadlineExceeded
+from tidewal.runtime.streams.messages import Position
+
+__all__ = ["three"]
+
+pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
+
+CLIENTS = 6  # so that each QueryNode is the first of some
+
+
+@contextlib.asynccontextmanager
+async def clients_of(nodes: Nodes) -> AsyncIterator[list[Client]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(nodes.client()) for _ in range(CLIENTS)]
+
+
+@contextlib.contextmanager
+def owner_paused(nodes: Nodes) -> Iterator[None]:
+    """While it is, strong questions wait."""
+    nodes.running["rest"].process.pause()
+    try:
+        yield
+    finally:
+        nodes.running["rest"].process.resume()
+
+
+async def test_a_question_has_all_rows_where_vchannels_leave_while_it_waits(three: Nodes) -> None:
+    async with clients_of(three) as clients:
+        await clients[0].create_collection(PEOPLE, shards=12, replicas=3)
+        await clients[0].insert("people", people(*range(100)))
+        await clients[0].load_collection("people")
+        assert all(len(held(three, node)) == 12 for node in "abc")
+        await clients[0].load_collection("people", replicas=1)
+        with owner_paused(three):
+            asked = [asyncio.ensure_future(each.count("people", consistency="strong")) for each in clients]
+            await until(lambda: sum(len(held(three, node)) for node in "abc") == 12)
+        assert await asyncio.gather(*asked) == [100] * CLIENTS
+
+
+async def test_a_question_ends_where_the_collection_is_released_or_dropped_meanwhile(three: Nodes) -> None:
+    async with clients_of(three) as clients:
+        client = clients[0]
+        await client.create_collection(PEOPLE, shards=4, replicas=1)
+        to_come = add_ms((await client.insert("people", people(1))).ts, 8_000)
+        for end, error in (
+            (client.release_collection, CollectionNotLoaded),
+            (client.drop_collection, CollectionNotFound),
+        ):
+            await client.load_collection("people")
+            asked = [asyncio.ensure_future(error_of(each.count("people", at=to_come))) for each in clients]
+            await asyncio.sleep(0.3)
+            async with asyncio.timeout(2):
+                await end("people")
+                assert {type(each) for each in await asyncio.gather(*asked)} == {error}
+
+
+async def test_a_question_that_no_node_can_answer_in_time_ends_with_an_error_and_no_node(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table takes longer to load than a question may."""
+    load, may_load = RowPipeline._load, asyncio.Event()
+
+    async def slowly(self: RowPipeline) -> tuple[int, list[Position]]:
+        await may_load.wait()
+        return await load(self)
+
+    async with three.client() as client:
+        monkeypatch.setattr(RowPipeline, "_load", slowly)
+        await client.create_collection(PEOPLE, shards=4)
+        await client.insert("people", people(*range(100)))
+        roles = [three.running[node].role("querynode") for node in "abc"]
+        assert isinstance(await error_of(client.count("people", deadline_s=2 * FAN_OUT_S)), DeadlineExceeded)
+        may_load.set()
+        assert await client.count("people", consistency="strong") == 100
+        assert [three.running[node].role("querynode") for node in "abc"] == roles, "none was started again"
