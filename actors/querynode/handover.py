@@ -29,8 +29,9 @@ class Holdings(Protocol):
 
 
 class Handover:
-    """Asks other QueryNodes what they have, and lets go of what is theirs by then. So whichever nodes join, leave and
-    are drained, each vchannel is at some node, as long as one that has it lives."""
+    """Asks other QueryNodes what they have and keep, and lets go of what is theirs by then. So whichever nodes join,
+    leave and are drained, each vchannel is at some node, as long as one that has it lives: also where nodes know of
+    different members for a moment, for what a node would let go of itself it does not say that it has."""
 
     def __init__(
         self, holdings: Holdings, assignment: ReplicaAssignment, rpc: RpcClient, role: str, incarnation: str
@@ -43,14 +44,19 @@ class Handover:
         """Look from time to time: what is kept for too long costs memory, no question."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self._assignment.refresh()
             for collection, vchannels in self._holdings.held():
-                wanted = {each: set(self._assignment.nodes(collection, each)) for each in vchannels}
-                surplus = [each for each, nodes in wanted.items() if self._own not in nodes]
-                if surplus:
+                if surplus := self._surplus(collection, vchannels):
                     there = await self.holders(collection, surplus)
-                    handed = [vchannel for vchannel in surplus if wanted[vchannel] <= there[vchannel]]
+                    still = self._surplus(collection, surplus)  # others may have become this node's again meanwhile
+                    handed = [
+                        each for each in still if there[each].issuperset(self._assignment.nodes(collection, each))
+                    ]
                     await self._holdings.discard(collection, handed)
+
+    def _surplus(self, collection: Collection, vchannels: Iterable[str]) -> list[str]:
+        """Those that this node is not to have, by the members as they are now."""
+        self._assignment.refresh()
+        return [each for each in vchannels if self._own not in self._assignment.nodes(collection, each)]
 
     async def until_replaced(self) -> None:
         """Wait until other nodes have what this one has, as far as others are to have it."""
@@ -67,7 +73,7 @@ class Handover:
         return False
 
     async def holders(self, collection: Collection, vchannels: Sequence[str]) -> Mapping[str, set[str]]:
-        """Which of the other nodes that are to have these vchannels have them, as far as they answer."""
+        """Which of the other nodes that are to have these vchannels have them and keep them, as far as they answer."""
         nodes = {node for each in vchannels for node in self._assignment.nodes(collection, each)} - {self._own}
         answers = await asyncio.gather(*(self._held_by(node, collection) for node in nodes))
         has = dict(zip(nodes, answers, strict=True))

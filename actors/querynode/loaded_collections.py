@@ -126,7 +126,12 @@ class LoadedCollections(CollectionReaderRole, ABC):
                 await self._end_pipeline(part_key(part.collection))
 
     async def _held(self, request: Request) -> Answer:
-        return {"vchannels": self._held_of(request.params["id"])}
+        """What other nodes may let go of, as this one is to have it."""
+        id: int = request.params["id"]
+        collection = self.catalog.catalog.by_id(id)
+        self._assignment.refresh()
+        own = self._assignment.own(collection) if collection is not None else ()
+        return {"vchannels": [vchannel for vchannel in self._held_of(id) if vchannel in own]}
 
     async def _load_state(self, request: Request) -> Answer:
         """Where the rows of a collection are in memory, as of a catalog that is read now."""

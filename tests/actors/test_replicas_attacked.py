@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +15,13 @@ from tests.actors.nodes import Nodes
 from tests.actors.test_moves import until
 from tests.actors.test_replicas import held, three
 from tidewal.actors.client import Client
+from tidewal.actors.placement_client import PlacementClient
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.querynode import FAN_OUT_S
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, DeadlineExceeded
 from tidewal.runtime.streams.messages import Position
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 __all__ = ["three"]
 
@@ -91,3 +95,26 @@ async def test_a_question_that_no_node_can_answer_in_time_ends_with_an_error_and
         may_load.set()
         assert await client.count("people", consistency="strong") == 100
         assert [three.running[node].role("querynode") for node in "abc"] == roles, "none was started again"
+
+
+async def test_a_vchannel_that_is_to_come_back_while_others_are_asked_for_it_is_kept(
+    home, tmp_path: Path, rng: random.Random
+) -> None:
+    """A node is drained, and asks who has its vchannels, which takes a second where one is silent; before it has heard
+    from all it is to have them again, and those that got them let go of them."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    await nodes.start("rest", ("mixcoord", "streamingnode", "proxy", "datanode"))
+    for name in "abc":
+        await nodes.start(name, ("streamingnode", "querynode"))
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE, shards=12, replicas=1)
+        await client.load_collection("people")
+        at_a = held(nodes, "a")
+        await nodes.kill("c")
+        for wish, looks in (("drained", 30), ("", 80)):
+            await PlacementClient(client)._cordon("a", wish)
+            for _ in range(looks):
+                assert at_a <= held(nodes, "a") | held(nodes, "b")
+                await asyncio.sleep(0.02)
+        await until(lambda: held(nodes, "a") == at_a and at_a.isdisjoint(held(nodes, "b")))
+    await nodes.stop()
