@@ -421,8 +421,9 @@ class Client:
         asked = with_values(filter, filter_params)
 
         async def pages() -> AsyncGenerator[QueryResult]:
-            known = self._collections.get(collection)
-            schema = (known or await self.describe_collection(collection, deadline_s=deadline_s)).schema
+            # Not as it was known: others may have created it anew, and rows in the order of another column than the key
+            # that it has now would be left out.
+            schema = (await self.describe_collection(collection, deadline_s=deadline_s)).schema
             key, left, after, time = schema.primary_key, limit, asked, at
             fetched = None if columns is None else list(dict.fromkeys([*columns, key]))
             while left is None or left > 0:

@@ -10,6 +10,7 @@ from tidewal.actors.querynode import loaded_collections
 from tidewal.actors.querynode.row_store import RowMemory
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import InvalidRequest, MemoryLimitExceeded
+from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 # How long rows that ended stay in memory: always long enough, never, and for some of the writes of a test.
@@ -157,6 +158,18 @@ async def test_an_iterator_goes_on_after_a_restart(home) -> None:
     async with home.client() as client:
         rest = client.query_iterator("people", "id > {last}", filter_params={"last": 9}, at=first.tsafe)
         assert [row["id"] async for page in rest for row in page.table.to_pylist()] == list(range(10, 30))
+
+
+async def test_an_iterator_over_a_collection_that_others_created_anew_has_all_rows(home) -> None:
+    """By another key, and what was the key is not unique any more."""
+    fields = Field("id", "int64"), Field("code", "varchar")
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await client.create_collection(CollectionSchema("things", fields, "id"))
+        await other.drop_collection("things")
+        await other.create_collection(CollectionSchema("things", fields, "code"))
+        await other.insert("things", [{"id": n // 7, "code": f"{n:02}"} for n in range(50)])
+        pages = client.query_iterator("things", batch_size=10, consistency="strong")
+        assert [int(row["code"]) async for page in pages for row in page.table.to_pylist()] == list(range(50))
 
 
 async def test_what_an_iterator_cannot_be_is_named(home) -> None:
