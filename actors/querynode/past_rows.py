@@ -14,6 +14,7 @@ from .row_store import RowStore
 
 KEPT_S: Final = 30.0  # after they were last asked for
 
+_Key: TypeAlias = tuple[PartKey, tuple[str, ...], int]  # the part, those of its vchannels that it has yet, the time
 Load: TypeAlias = Callable[[], Coroutine[object, object, Sequence[RowStore]]]
 
 
@@ -29,12 +30,13 @@ class PastRows:
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self._snapshots: dict[tuple[PartKey, int], _Snapshot] = {}
+        self._snapshots: dict[_Key, _Snapshot] = {}
 
-    async def stores(self, part: PartKey, time: int, load: Load) -> Sequence[RowStore]:
-        """The rows as they were at `time`, which never change. Raises what `load` raises."""
+    async def stores(self, part: PartKey, vchannels: Sequence[str], time: int, load: Load) -> Sequence[RowStore]:
+        """The rows of these vchannels of `part` as they were at `time`, which never change. Raises what `load`
+        raises."""
         self.expire()
-        key = part, time
+        key = part, tuple(vchannels), time
         found = self._snapshots.get(key)
         if found is None:
             found = self._snapshots[key] = _Snapshot(asyncio.create_task(load()), 0.0)
@@ -72,13 +74,13 @@ class PastRows:
             if snapshot.loading.done() and snapshot.asked_s <= asked_before_s:
                 self._let_go(key)
 
-    def _let_go(self, key: tuple[PartKey, int]) -> None:
+    def _let_go(self, key: _Key) -> None:
         loading = self._snapshots.pop(key).loading
         if not loading.cancel() and not loading.cancelled() and loading.exception() is None:
             for store in loading.result():
                 store.release()
 
-    def _loaded(self, key: tuple[PartKey, int], loading: asyncio.Task[Sequence[RowStore]]) -> None:
+    def _loaded(self, key: _Key, loading: asyncio.Task[Sequence[RowStore]]) -> None:
         """What has failed is tried again by who asks next."""
         if loading.cancelled() or loading.exception() is not None:
             self._snapshots.pop(key, None)

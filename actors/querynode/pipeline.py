@@ -172,7 +172,8 @@ class RowPipeline:
             return self._stores
         vchannels = tuple(self._stores)
         with storage_errors(self._node.tables.table(self.collection.name, LOG)):
-            past = await self._past.stores((self.collection.id, vchannels), at, partial(self._load_past, vchannels, at))
+            load = partial(self._load_past, vchannels, at)
+            past = await self._past.stores(part_key(self.collection), vchannels, at, load)
         return dict(zip(vchannels, past, strict=True))
 
     @property

@@ -118,3 +118,18 @@ async def test_a_vchannel_that_is_to_come_back_while_others_are_asked_for_it_is_
                 await asyncio.sleep(0.02)
         await until(lambda: held(nodes, "a") == at_a and at_a.isdisjoint(held(nodes, "b")))
     await nodes.stop()
+
+
+async def test_past_rows_of_what_is_left_of_a_part_go_with_it(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=12, replicas=3)
+        at = (await client.insert("people", people(*range(100)))).ts
+        await client.load_collection("people")
+        await client.load_collection("people", replicas=1)
+        await until(lambda: sum(len(held(three, node)) for node in "abc") == 12)
+        await asyncio.sleep(11)  # the time is in no memory any more
+        assert await client.count("people", at=at) == 100
+        memories = [three.running[node].role("querynode")._memory for node in "abc"]
+        assert all(memory.used for memory in memories)
+        await client.drop_collection("people")
+        assert [memory.used for memory in memories] == [0, 0, 0]
