@@ -100,9 +100,9 @@ class LoadedCollections(CollectionReaderRole, ABC):
             self._start_pipelines()
         return collection
 
-    def unreadable(self, part: RowPipeline) -> TidewalError | None:
-        """What is wrong with the tables of this part, if anything."""
-        return self._unreadable.get(part_key(part.collection))
+    def wrong_with(self, part: RowPipeline) -> TidewalError | None:
+        """What is wrong with the tables of this part, or that memory lacks for its rows, if anything."""
+        return self._unreadable.get(part_key(part.collection)) or part.failure
 
     # ---- what is there ----------------------------------------------------------------------------------------------
 
@@ -139,12 +139,12 @@ class LoadedCollections(CollectionReaderRole, ABC):
         if not collection.replicas:
             return {"replicas": 0, "vchannels": {}}
         self._start_pipelines()
-        for part in self.parts(collection.id):
-            if error := self.unreadable(part):
-                raise error
         there = await self._handover.holders(collection, collection.vchannels)
         for vchannel in self._held_of(collection.id):
             there[vchannel].add(self.node.incarnation)
+        for part in self.parts(collection.id):
+            if (error := self.wrong_with(part)) and not all(there[vchannel] for vchannel in part.stores):
+                raise error
         names = {each.incarnation: each.name for each in self.node.cluster.members(self.role)}
         shown = {each: sorted(names.get(node, node) for node in nodes) for each, nodes in there.items()}
         return {"replicas": collection.replicas, "vchannels": shown}

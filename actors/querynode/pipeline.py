@@ -187,6 +187,11 @@ class RowPipeline:
         return list(self._stores) if self.tsafe and self._failure is None else []
 
     @property
+    def failure(self) -> TidewalError | None:
+        """What it has ended with for good; None also while the rows are loaded again."""
+        return None if self._failure is None or self._failure.retryable else self._failure
+
+    @property
     def time_reached(self) -> int:
         """`tsafe`, or since when its rows cannot be asked for: however often the tables are loaded again."""
         return self.tsafe or max(self._role.started_ts, self.collection.created_ts)

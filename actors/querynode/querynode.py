@@ -171,12 +171,12 @@ class QueryNode(LoadedCollections):
 
     def _whole(self, collection: Collection) -> RowPipeline | None:
         """The pipeline that has all rows of `collection`, or is to get them and no other node has them. Raises what is
-        wrong with its tables."""
+        wrong with it."""
         parts = self.parts(collection.id)
         alone = not self.node.cluster.has_other(self.role)
         if len(parts) != 1 or len(parts[0].stores) != collection.shards or not (parts[0].vchannels or alone):
             return None
-        if error := self.unreadable(parts[0]):
+        if error := self.wrong_with(parts[0]):
             raise error
         return parts[0]
 
@@ -256,19 +256,23 @@ class QueryNode(LoadedCollections):
         self, collection: Collection, vchannels: Sequence[str], question: AnyRequest, at: int, present: SyncPoint | None
     ) -> Mapping[str, pa.Table]:
         """The results for those of `vchannels` whose rows are here. Raises `Lagging` where they are not read up to `at`
-        soon, and what is wrong with their tables."""
+        soon, and, where there are none, why."""
         wanted, found = set(vchannels), dict[str, pa.Table]()
+        error: TidewalError | None = None
         for part in self.parts(collection.id):
-            error = self.unreadable(part)
-            if error is not None and not wanted.isdisjoint(part.stores):
-                raise error
-            if wanted.isdisjoint(part.vchannels):
+            if wanted.isdisjoint(part.stores):
+                continue
+            wrong = self.wrong_with(part)
+            if wrong is not None or wanted.isdisjoint(part.vchannels):
+                error = error or wrong
                 continue
             if present is not None:
                 part.announce(self._as_granted(present))
             await self._reach(part, at)
             stores = {each: store for each, store in (await part.stores_at(at)).items() if each in wanted}
             found |= await self._computed_each(stores, question, at)
+        if error is not None and not found:
+            raise error
         return found
 
     def _as_granted(self, present: SyncPoint) -> SyncPoint:

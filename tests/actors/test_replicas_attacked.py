@@ -19,7 +19,8 @@ from tidewal.actors.placement_client import PlacementClient
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.querynode import FAN_OUT_S
 from tidewal.runtime.clock import add_ms
-from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, DeadlineExceeded
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, DeadlineExceeded, MemoryLimitExceeded
 from tidewal.runtime.streams.messages import Position
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -133,3 +134,25 @@ async def test_past_rows_of_what_is_left_of_a_part_go_with_it(three: Nodes) -> N
         assert all(memory.used for memory in memories)
         await client.drop_collection("people")
         assert [memory.used for memory in memories] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_what_memory_lacks_for_at_one_node_is_asked_of_others_or_named(
+    home, tmp_path: Path, rng: random.Random, replicas: int
+) -> None:
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    nodes.settings["a"] = Settings.model_validate({"queryNode": {"memoryLimitBytes": 10_000}})
+    await nodes.start("rest", ("mixcoord", "streamingnode", "proxy", "datanode"))
+    for name in "abc":
+        await nodes.start(name, ("querynode",))
+    async with clients_of(nodes) as clients:
+        await clients[0].create_collection(PEOPLE, shards=12, replicas=replicas)
+        await clients[0].insert("people", people(*range(1000)))
+        async with asyncio.timeout(2):
+            for each in clients:
+                if replicas == 2:
+                    assert await each.count("people", consistency="strong") == 1000
+                else:
+                    error = await error_of(each.count("people", consistency="strong"))
+                    assert isinstance(error, MemoryLimitExceeded)
+    await nodes.stop()
