@@ -12,7 +12,7 @@ from ...runtime.errors import Lagging
 from ..collection_reader import PartKey
 from .row_store import RowStore
 
-KEPT_S: Final = 30.0  # after they were last asked for
+KEPT_S: Final = 30.0  # after they were last asked for, or loaded
 
 _Key: TypeAlias = tuple[PartKey, tuple[str, ...], int]  # the part, those of its vchannels that it has yet, the time
 Load: TypeAlias = Callable[[], Coroutine[object, object, Sequence[RowStore]]]
@@ -81,6 +81,8 @@ class PastRows:
                 store.release()
 
     def _loaded(self, key: _Key, loading: asyncio.Task[Sequence[RowStore]]) -> None:
-        """What has failed is tried again by who asks next."""
+        """What has failed is tried again by who asks next; what took long to load is there for the next page, too."""
         if loading.cancelled() or loading.exception() is not None:
             self._snapshots.pop(key, None)
+        elif key in self._snapshots:
+            self._snapshots[key].asked_s = self._now_s()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
 
 from tidewal.actors.querynode import loaded_collections
-from tidewal.actors.querynode.row_store import RowMemory
+from tidewal.actors.querynode.past_rows import KEPT_S
+from tidewal.actors.querynode.pipeline import RowPipeline
+from tidewal.actors.querynode.row_store import RowMemory, RowStore
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import InvalidRequest, MemoryLimitExceeded
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -122,6 +125,28 @@ async def test_past_rows_give_way_to_those_that_are_written(home) -> None:
         error = await home.error_of(client.count("people", at=first))
         assert isinstance(error, MemoryLimitExceeded)  # and what is current is answered all the same
         assert await client.count("people", consistency="strong") == 200
+
+
+@MEMORY_ONLY
+async def test_what_takes_long_to_load_is_loaded_once_for_all_pages(home, monkeypatch) -> None:
+    loads, load = 0, RowPipeline._load_past
+
+    async def slowly(*args) -> list[RowStore]:
+        nonlocal loads
+        loads += 1
+        await asyncio.sleep(2 * KEPT_S)
+        return await load(*args)
+
+    monkeypatch.setattr(RowPipeline, "_load_past", slowly)
+    async with home.people_client(settings=keeping(0.0)) as client:
+        at = (await client.insert("people", home.people(*range(30)))).ts
+        await client.delete("people", [1])
+        pages = client.query_iterator("people", batch_size=10, at=at, deadline_s=300)
+        found = []
+        async for page in pages:
+            found += page.table["id"].to_pylist()
+            await home.elapse(1)
+        assert (found, loads) == (list(range(30)), 1)
 
 
 @pytest.mark.parametrize("retention_s", WINDOWS.values(), ids=WINDOWS)
