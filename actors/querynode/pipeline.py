@@ -48,7 +48,8 @@ class RowPipeline:
     ) -> None:
         """The rows of these vchannels of the collection `whole`. They count in `memory`, and so do those of earlier
         times, in `past`."""
-        self.collection = collection = replace(whole, vchannels=tuple(vchannels))
+        collection = replace(whole, vchannels=tuple(vchannels))
+        self.collection: Collection = collection
         self.tsafe: int = 0
         self._whole = whole
         self._role = role

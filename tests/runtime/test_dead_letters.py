@@ -130,7 +130,7 @@ async def test_what_the_channel_does_not_take_is_counted_and_raises_nothing(wal,
     assert (letters.counts.kept, letters.counts.failed) == (0, 3)
 
 
-IN_NO_LOG = {"request", "position"}  # of what clients send and save
+IN_NO_LOG = {"request", "position", "proof"}  # of what clients send and save, and nodes by direct connections
 
 
 def test_every_reason_that_the_source_gives_is_known():
