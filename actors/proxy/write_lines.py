@@ -205,7 +205,7 @@ class WriteLines:
                 try:
                     return await sent
                 except TidewalError as error:
-                    if not _is_given_back(error):
+                    if not (_is_given_back(error) or _keeps_its_place(write, error)):
                         raise
                     self._take_back(write, error)
         except TidewalError as error:
@@ -368,7 +368,7 @@ class WriteLines:
         try:
             self._send(write)
         except Exception as error:
-            if isinstance(error, Overloaded | Unavailable) and (write.may_be_written or not _may_last(error)):
+            if isinstance(error, Overloaded | Unavailable) and (_keeps_its_place(write, error) or not _may_last(error)):
                 write.refusal = error
                 self._ask_later()
                 return False
@@ -400,6 +400,12 @@ def _is_given_back(error: TidewalError) -> bool:
     if isinstance(error, Unavailable):
         return bool(error.fields.get("outcome_unknown"))
     return isinstance(error, SendAgain | DeadlineExceeded)
+
+
+def _keeps_its_place(write: _Write, error: TidewalError) -> bool:
+    """Whether a write that is refused for now is repeated by its client, as its outcome is unknown: that must not come
+    behind later ones."""
+    return write.may_be_written and isinstance(error, Overloaded)
 
 
 def _may_be_written(error: TidewalError) -> bool:

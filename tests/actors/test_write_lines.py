@@ -450,6 +450,25 @@ async def test_an_error_behind_a_sending_that_may_have_been_taken_leaves_the_out
 
 
 @MEMORY
+async def test_a_write_that_may_be_written_keeps_its_place_where_its_next_owner_refuses_it(door) -> None:
+    """Its client repeats it: behind the later ones it would be applied after them."""
+    door.slow = True
+    door.open("a")
+    door.write(1, "a")
+    await elapse(1)
+    door.give_back(1)
+    await elapse(1)
+    door.appends[1].set_exception(Overloaded("too many rows", limit="memory", mark=9))
+    door.write(2, "a")
+    await elapse(1)
+    assert door.sent == [1, 1, 1, 2]
+    door.answer(1, 2)
+    await elapse(1)
+    assert isinstance(door.answers[1], Appended)
+    await door.end()
+
+
+@MEMORY
 async def test_a_write_that_is_given_back_is_not_refused_for_room(door) -> None:
     door.lines._limit_bytes = 2 * (OVERHEAD_BYTES + 1)
     door.slow = True
