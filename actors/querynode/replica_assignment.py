@@ -36,8 +36,9 @@ class ReplicaAssignment:
         return found
 
     def nodes(self, collection: Collection, vchannel: str) -> Sequence[str]:
-        """Those that are to have it: as many as `collection` has replicas, where there are so many."""
-        return self.order(vchannel)[: collection.replicas]
+        """Those that are to have it: as many as `collection` has replicas now, where there are so many."""
+        replicas = (self._catalog.catalog.by_id(collection.id) or collection).replicas
+        return self.order(vchannel)[:replicas]
 
     def own(self, collection: Collection) -> list[str]:
         """The vchannels that this node is to have."""

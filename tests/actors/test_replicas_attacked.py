@@ -156,3 +156,17 @@ async def test_what_memory_lacks_for_at_one_node_is_asked_of_others_or_named(
                     error = await error_of(each.count("people", consistency="strong"))
                     assert isinstance(error, MemoryLimitExceeded)
     await nodes.stop()
+
+
+async def test_a_vchannel_that_is_to_have_more_replicas_while_others_are_asked_for_it_is_kept(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=12, replicas=3)
+        await client.load_collection("people")
+        await until(lambda: all(len(held(three, node)) == 12 for node in "abc"))
+        three.running["c"].process.pause()  # so that the others ask for a second
+        for replicas, looks in ((1, 6), (3, 15)):
+            await client._rpc.call("mixcoord", "load_collection", {"collection": "people", "replicas": replicas})
+            for _ in range(looks):
+                assert [len(held(three, node)) for node in "abc"] == [12, 12, 12]
+                await asyncio.sleep(0.1)
+        three.running["c"].process.resume()
