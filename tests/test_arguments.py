@@ -44,7 +44,17 @@ EXEMPT = {
     ),
     **dict.fromkeys(["Record", "MsgPack", "Position", "ControlAppend", "Announcement", "Appended", "SyncPoint"], HOT),
     **dict.fromkeys(
-        ["WriteResult", "QueryResult", "Stats", "LoadState", "ChannelInfo", "Capabilities", "GroupInfo", "Catalog", "Collection"],
+        [
+            "WriteResult",
+            "QueryResult",
+            "Stats",
+            "LoadState",
+            "ChannelInfo",
+            "Capabilities",
+            "GroupInfo",
+            "Catalog",
+            "Collection",
+        ],
         OURS,
     ),
     **dict.fromkeys(
