@@ -49,9 +49,13 @@ class Placement:
 
     async def _cordon(self, request: Request) -> Answer:
         """Let a node get nothing new, or lose what it has, or be as others again. Answers with its name."""
-        state = request.params["state"]
-        name = self._name_of(request.params["node"], known=not state)
-        if state == DRAINED and not self._others(name):
+        node, state = request.params["node"], request.params["state"]
+        if not state and node in self._catalog.catalog.wishes.nodes:  # which need not be there
+            name, roles = node, ()
+        else:
+            member = members_named(self._cluster, node)[-1]
+            name, roles = member.name, member.roles
+        if state == DRAINED and STREAMING_NODE in roles and not self._others(name):
             raise InvalidRequest(f"no other node could own the channels of {name}: start one first", argument="node")
         await self._wish(lambda wishes: wishes.with_node(name, state))
         return {"node": name}
@@ -59,7 +63,7 @@ class Placement:
     async def _pin(self, request: Request) -> Answer:
         channel, node = request.params["channel"], request.params["node"]
         self._check_channel(channel)
-        name = self._name_of(node) if node else ""
+        name = self._member(node).name if node else ""
         await self._wish(lambda wishes: wishes.with_pin(channel, name))
         return {"channel": channel, "node": name}
 
@@ -169,12 +173,6 @@ class Placement:
         """The member that can own channels, by its name or incarnation; of two of one name the later. Raises
         `InvalidRequest`."""
         return members_named(self._cluster, node, STREAMING_NODE)[-1]
-
-    def _name_of(self, node: str, *, known: bool = False) -> str:
-        """The name of a node; with `known`, one that operators have named before need not be there."""
-        if known and node in self._catalog.catalog.wishes.nodes:
-            return node
-        return self._member(node).name
 
     def _check_channel(self, channel: str) -> None:
         there = self._catalog.catalog.channels

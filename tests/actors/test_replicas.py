@@ -14,6 +14,7 @@ from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import NUMBERS, Nodes, Traffic
 from tests.actors.test_moves import until
 from tidewal.actors.client import Client
+from tidewal.actors.placement_client import PlacementClient
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import CollectionNotLoaded
 from tidewal.runtime.log.names import pchannel_of
@@ -116,6 +117,21 @@ async def test_a_node_that_joins_and_one_that_ends_leave_no_gap(three: Nodes, re
         assert {node for nodes in found.values() for node in nodes} <= {"c", "d"}
     assert traffic.questions > 20
     await traffic.check()
+
+
+async def test_a_node_that_only_answers_is_drained_too(three: Nodes) -> None:
+    async with three.client() as client:
+        await three.start("q", ("querynode",))
+        await client.create_collection(PEOPLE, shards=8, replicas=1)
+        await client.insert("people", people(*range(40)))
+        await asyncio.sleep(3)
+        assert held(three, "q")
+        assert await PlacementClient(client).drain("q") == "q"
+        async with asyncio.timeout(10):
+            while held(three, "q"):
+                assert await client.count("people", consistency="strong") == 40
+                await asyncio.sleep(0.1)
+        assert await PlacementClient(client).uncordon("q") == "q"
 
 
 async def test_with_two_replicas_a_kill_is_no_error_and_no_question_takes_a_second(three: Nodes) -> None:
