@@ -36,6 +36,7 @@ GONE_PART: Final = 0.5  # of a chunk, above which its rows that are gone are dro
 TIGHT_PART: Final = 0.8  # of a node's memory for rows, above which they are dropped sooner:
 TIGHT_GONE_PART: Final = 0.1
 TIGHT_WINDOW_MS: Final = 1_000
+WINDOW_BYTES: Final = 64 * 1024 * 1024  # of rows that ended, above which a store keeps them for as short
 INDEX_BYTES: Final = 160  # of a key beside its row: its string, its number, its slot in the dictionary
 CHANGE_BYTES: Final = 160  # of a batch that is remembered, beside the numbers of the rows that it has ended
 
@@ -182,13 +183,19 @@ class RowStore:
         self._count()
 
     def advance(self, time: int) -> None:
-        """Everything up to `time` is applied: what lies a window before it, a shorter one where memory is tight, cannot
-        be read any more."""
-        window_ms = min(self._window_ms, TIGHT_WINDOW_MS) if self._memory.tight else self._window_ms
+        """Everything up to `time` is applied: what lies a window before it, a shorter one where memory is tight or many
+        rows have ended, cannot be read any more."""
+        short = self._memory.tight or self._bytes_of_ended() > WINDOW_BYTES
+        window_ms = min(self._window_ms, TIGHT_WINDOW_MS) if short else self._window_ms
         until = add_ms(time, -window_ms)
         if until > self.begins:
             self._forget(until)
             self._count()
+
+    def _bytes_of_ended(self) -> int:
+        """What the rows take that ended in the window, about."""
+        ended = self._ended_bytes // np.dtype(np.int64).itemsize
+        return self._row_bytes * ended // max(1, ended + len(self._index))
 
     def view(self, at: int | None = None) -> ShardView:
         """The rows as they are, or as they were at the time `at`, from `begins` on; valid until the next `apply`,

@@ -50,6 +50,7 @@ async def test_what_doors_ask_owners_goes_by_connections(three: Nodes) -> None:
     assert len({member.address for member in members} - {""}) == 3
 
 
+@pytest.mark.long
 async def test_writes_keep_their_order_and_happen_once_while_connections_break_between_any_two_messages(
     three: Nodes,
 ) -> None:

@@ -134,6 +134,7 @@ async def test_a_node_that_only_answers_is_drained_too(three: Nodes) -> None:
         assert await PlacementClient(client).uncordon("q") == "q"
 
 
+@pytest.mark.long
 async def test_with_two_replicas_a_kill_is_no_error_and_no_question_takes_a_second(three: Nodes) -> None:
     traffic = Traffic(three)
     async with traffic.running():

@@ -106,6 +106,7 @@ async def test_a_node_that_does_not_know_the_level_says_so_and_does_not_join(thr
     assert {(each.version, each.levels) for each in members} == {(each.number, each.levels) for each in (NEW, NEWEST)}
 
 
+@pytest.mark.long
 async def test_while_the_level_is_held_a_node_goes_back_to_the_version_before(three: Nodes) -> None:  # noqa: F811
     cluster = three.running["a"].node.node.cluster
     await cluster.log.propose({"kind": "hold", "held": True})

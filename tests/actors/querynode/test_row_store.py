@@ -119,6 +119,19 @@ def test_is_read_as_it_was_at_each_time_of_its_window(
         assert contents(store) == model
 
 
+def test_many_rows_that_ended_are_kept_for_a_second_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_store, "WINDOW_BYTES", 200_000)
+    store = RowStore(SCHEMA, RowMemory(NO_LIMIT), window_ms=10_000)
+    for turn in range(1, 101):
+        store.apply(rows_of(1000, n=turn), add_ms(0, 100 * turn))
+        store.advance(add_ms(0, 100 * turn))
+        store.maintain()
+        assert store.begins <= add_ms(0, max(0, 100 * turn - 1_000))
+    assert store.begins >= add_ms(0, 8_000)
+    assert {row["n"] for row in query([store.view(store.begins)], columns=["n"]).to_pylist()}
+    assert contents(store) == {f"key-{i}": 100 + i for i in range(1000)}
+
+
 def test_rows_that_ended_give_way_where_memory_is_short() -> None:
     one = RowStore(SCHEMA, RowMemory(NO_LIMIT))
     one.apply(rows_of(1000))
