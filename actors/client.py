@@ -395,7 +395,7 @@ class Client:
         ordered = tuple(OrderBy(*each) for each in order_by)
         asked = QueryRequest(with_values(filter, filter_params), names, ordered, limit)
         with parameters_named(filter, filter_params):
-            return await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
+            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire(), "at": at})
 
     @checked
     def query_iterator(
@@ -464,7 +464,9 @@ class Client:
         """How many rows there are, or for how many `filter` holds, with `filter_params` as for `query`."""
         asked = QueryRequest(with_values(filter, filter_params), count=True)
         with parameters_named(filter, filter_params):
-            answer = await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
+            answer = await self._ask(
+                "query", collection, consistency, deadline_s, {"request": asked.to_wire(), "at": at}
+            )
         return cast(int, answer.table.column(COUNT_COLUMN)[0].as_py())
 
     @checked
@@ -479,12 +481,12 @@ class Client:
         deadline_s: float = DEADLINE_S,
     ) -> QueryResult:
         """The rows of `keys`; a key that is not there has no row."""
-        params = {"columns": None if columns is None else list(columns)}
+        params = {"columns": None if columns is None else list(columns), "at": at}
         try:
             body = cast(bytes, msgpack.packb(_listed(keys)))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"keys are integers or strings: {error}") from None
-        return await self._ask("get", collection, consistency, at, deadline_s, params, body)
+        return await self._ask("get", collection, consistency, deadline_s, params, body)
 
     @checked
     async def search(
@@ -511,46 +513,31 @@ class Client:
             raise InvalidRequest(f"a search takes one vector, a list of numbers: {error}") from None
         asked = SearchRequest(column, numbers, metric, top_k, with_values(filter, filter_params), names)
         with parameters_named(filter, filter_params):
-            return await self._ask("query", collection, consistency, at, deadline_s, {"request": asked.to_wire()})
+            return await self._ask("query", collection, consistency, deadline_s, {"request": asked.to_wire(), "at": at})
 
     @checked
     async def stats(self, collection: str, *, consistency: Consistency = "bounded") -> Stats:
         """How many row versions were applied, and how many rows there are."""
-        reply = await self._call("stats", collection, consistency, None, DEADLINE_S, {})
+        reply = await self._call("stats", collection, consistency, DEADLINE_S, {})
         return Stats(reply.values["versions"], reply.values["rows"], reply.values["tsafe"])
 
     async def _ask(
-        self,
-        method: str,
-        collection: str,
-        consistency: str,
-        at: int | None,
-        deadline_s: float,
-        params: Params,
-        body: bytes = b"",
+        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
     ) -> QueryResult:
-        reply = await self._call(method, collection, consistency, at, deadline_s, params, body)
+        reply = await self._call(method, collection, consistency, deadline_s, params, body)
         with pa.ipc.open_stream(pa.py_buffer(reply.body)) as reader:
             table = reader.read_all()
         values: Mapping[str, Any] = reply.values
         return QueryResult(table, values["tsafe"], values["age_ms"], values["waited_ms"], values["took_ms"])
 
     async def _call(
-        self,
-        method: str,
-        collection: str,
-        consistency: str,
-        at: int | None,
-        deadline_s: float,
-        params: Params,
-        body: bytes = b"",
+        self, method: str, collection: str, consistency: str, deadline_s: float, params: Params, body: bytes = b""
     ) -> Reply:
         full = {
             **params,
             "collection": collection,
             "consistency": consistency,
             "session_ts": self._session.get(collection, 0),
-            "at": at,
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
 
