@@ -206,7 +206,10 @@ class ClusterMember:
 
     def has_other(self, role: str) -> bool:
         """Whether another member offers `role`."""
-        return any(member.incarnation != self.incarnation for member in self.members(role))
+        own = self.incarnation
+        if self.state.members.keys() == {own}:
+            return False
+        return any(member.incarnation != own for member in self.members(role))
 
     def usages(self) -> list[Usage]:
         """What this process and the other members use of limits, where it is half of one or more. A report counts for

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...runtime.catalog.catalog import Collection
+from ...runtime.clock import physical_ms
 from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
 from ...runtime.log.record import RecordType
 from ...runtime.ownership import SyncPoint
@@ -32,6 +33,7 @@ from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
 
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
+TIDY_MS = 20  # of the log's time between two rounds of housekeeping, which the questions of a pack would wait for
 
 
 class RowPipeline:
@@ -63,6 +65,7 @@ class RowPipeline:
         window_ms = round(role.node.settings.query_node.retention_duration * 1000)
         self._stores = {vchannel: RowStore(collection.schema, memory, window_ms) for vchannel in collection.vchannels}
         self._started_ts = role.node.clock.now()
+        self._tidied_ms = 0
         self._scan: ScanMetrics | None = None  # of the stream, once it is read
         watch_lag(role.node.metrics, role.node.clock, collection.vchannels, lambda: self.time_reached)
 
@@ -161,6 +164,11 @@ class RowPipeline:
                     since_pause += rows.num_rows
             applied = record.ts
         self._advance(pack.end_ts)
+        if physical_ms(self.tsafe) >= self._tidied_ms + TIDY_MS:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        self._tidied_ms = physical_ms(self.tsafe)
         for store in self._stores.values():
             store.advance(self.tsafe)
             store.maintain()

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -185,7 +186,7 @@ class RowStore:
     def advance(self, time: int) -> None:
         """Everything up to `time` is applied: what lies a window before it, a shorter one where memory is tight or many
         rows have ended, cannot be read any more."""
-        short = self._memory.tight or self._bytes_of_ended() > WINDOW_BYTES
+        short = self._memory.tight or (self._ended_bytes and self._bytes_of_ended() > WINDOW_BYTES)
         window_ms = min(self._window_ms, TIGHT_WINDOW_MS) if short else self._window_ms
         until = add_ms(time, -window_ms)
         if until > self.begins:
@@ -211,23 +212,29 @@ class RowStore:
         """The rows of these keys, in their order; a key without a row is left out, a key asked twice comes twice. `at`
         is that of `view`."""
         names = checked_columns(self.schema, columns)
-        found = [number for number in map(self._numbers_at(keys, at).get, keys) if number is not None]
+        numbers = self._index if at is None else self._numbers_at(keys, at)
+        found = [number for number in map(numbers.get, keys) if number is not None]
+        if all(one < next for one, next in pairwise(found)):
+            return self._rows_of(np.array(found, dtype=np.int64), names)
         unique, back = np.unique(np.array(found, dtype=np.int64), return_inverse=True)
+        return self._rows_of(unique, names).take(indices_of(back))
+
+    def _rows_of(self, numbers: Numbers, names: list[str]) -> pa.Table:
+        """The rows with these numbers, which ascend."""
         parts = [
             self._chunks[at].rows.select(names).take(indices_of(self._chunks[at].places(part)))
-            for at, part in self._by_chunk(unique)
+            for at, part in self._by_chunk(numbers)
         ]
-        table = pa.Table.from_batches(parts, self.schema.arrow_of(names))
-        return table.take(indices_of(back)) if len(back) else table
+        return pa.Table.from_batches(parts, self.schema.arrow_of(names))
 
     # ---- as it was --------------------------------------------------------------------------------------------------
 
-    def _since(self, at: int | None) -> tuple[int, Numbers]:
+    def _since(self, at: int) -> tuple[int, Numbers]:
         """Where the numbers begin of rows that came after the time `at`, and the numbers of rows that ended after it,
         ascending."""
         first, ended = self._next_number, list[Numbers]()
-        for change in reversed(self._changes if at is not None else ()):
-            if change.ts <= cast(int, at):
+        for change in reversed(self._changes):
+            if change.ts <= at:
                 break
             first = change.first
             ended.append(change.ended)
@@ -235,10 +242,10 @@ class RowStore:
         return first, numbers[numbers < first]
 
     def _chunks_at(self, at: int | None) -> Iterator[RowChunk]:
-        first, ended = self._since(at)
-        if first == self._next_number and not len(ended):
+        if at is None or not self._changes or self._changes[-1].ts <= at:
             yield from (RowChunk(each.rows, each.alive) for each in self._chunks)
             return
+        first, ended = self._since(at)
         alive_again = dict(self._by_chunk(ended))
         for number, chunk in enumerate(self._chunks):
             alive = chunk.alive.copy()
@@ -247,7 +254,7 @@ class RowStore:
                 alive[chunk.places(alive_again[number])] = True
             yield RowChunk(chunk.rows, alive)
 
-    def _numbers_at(self, keys: Sequence[object], at: int | None) -> dict[object, int]:
+    def _numbers_at(self, keys: Sequence[object], at: int) -> dict[object, int]:
         """The numbers of the rows that these keys had, by key."""
         first, ended = self._since(at)
         current = ((key, self._index.get(key)) for key in keys)
