@@ -46,6 +46,9 @@ def kills(
     processes: Annotated[
         int, typer.Option(min=2, max=20, help="Processes of the one node on an embedded log.")
     ] = PROCESSES,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Let a query of Spark export a collection beside; needs a JDK.")
+    ] = False,
     data: Annotated[
         Path | None, typer.Option(help="An empty directory for tables, logs and histories; by default a temporary one.")
     ] = None,
@@ -55,11 +58,12 @@ def kills(
 
     Processes are killed (SIGKILL), stopped for longer than their lease (SIGSTOP, SIGCONT), and ended (SIGTERM), and
     started again. Meanwhile four clients write, read with strong consistency, flush, compact, create and drop
-    collections. Checked is at the end: each row that was acknowledged is there once, in a strong read, in the table's
-    versions and in the compacted table; no strong read was older than what was acknowledged before it; each client's
-    writes are in their order; each process ended as it was asked to. Another cluster on the log is not touched: the
-    channels have a prefix of their own, and are dropped at the end. Exits with 0 when all held, with 1 otherwise; then
-    logs, histories and tables are kept, and named.
+    collections, and with --spark a query of Spark exports one. Checked is at the end: each row that was acknowledged is
+    there once, in a strong read, in the table's versions, in the compacted table, and in what Spark has exported; no
+    strong read was older than what was acknowledged before it; each client's writes are in their order; each process
+    ended as it was asked to. Another cluster on the log is not touched: the channels have a prefix of their own, and
+    are dropped at the end. Exits with 0 when all held, with 1 otherwise; then logs, histories and tables are kept, and
+    named.
     """
     from rich.console import Console
 
@@ -78,6 +82,7 @@ def kills(
         faults=faults,
         nodes=nodes,
         processes=processes if embedded else 0,
+        spark=spark,
     )
     began_s, console, held = time.monotonic(), Console(stderr=True, highlight=False), False
     divided = f"one node of {processes} processes" if embedded else f"{nodes} nodes"
@@ -127,5 +132,5 @@ def _print(report: KillReport, found: dict[str, Any]) -> None:
         f"{report.acknowledged:,} writes of {report.rows:,} rows acknowledged, {report.refused:,} refused, "
         f"{report.unknown:,} unknown, longest {report.longest_write_s:.1f} s; {report.reads:,} strong reads, slowest "
         f"{report.slowest_read_s:.1f} s; {report.flushes:,} flushes, {report.definitions:,} collections created or "
-        f"dropped; {found['took_s']:.0f} s"
+        f"dropped; Spark failed {report.exports_failed} times; {found['took_s']:.0f} s"
     )

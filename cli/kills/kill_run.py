@@ -23,6 +23,7 @@ from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, CheckedClient
 from .cluster_processes import LOOK_S, ClusterProcesses, SupervisedProcesses
 from .final_state import read_final_state
 from .process_faults import ProcessFaults
+from .spark_export import SparkExport
 
 CLIENTS = 4
 AT_ONCE = 4  # calls side by side of each writing task
@@ -50,7 +51,8 @@ SETTINGS = {
 class KillPlan:
     """What a run is to do. Faults come for `faults_s` seconds, or until there were `faults`, if that is sooner. `home`
     is a directory of its own; the log at `url` may have others, for the channels' names begin with `prefix`. With
-    `processes` a supervisor divides one node among so many, else there are `nodes` with all roles."""
+    `processes` a supervisor divides one node among so many, else there are `nodes` with all roles. With `spark` a query
+    of Spark exports a collection meanwhile."""
 
     url: str
     home: Path
@@ -60,6 +62,7 @@ class KillPlan:
     faults: int
     nodes: int
     processes: int
+    spark: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class KillReport:
     reads: int = 0
     flushes: int = 0
     definitions: int = 0
+    exports_failed: int = 0
     longest_write_s: float = 0.0
     slowest_read_s: float = 0.0
     violations: list[str] = field(default_factory=list[str])
@@ -129,19 +133,47 @@ async def _work(
         for schema in (NUMBERS, THINGS):
             await client.create_collection(schema, shards=SHARDS, deadline_s=CALL_S)
         faults = ProcessFaults(cluster, random.Random(plan.seed), settings.cluster.lease_ms / 1000, say)
-        async with _clients(plan, settings) as clients:
-            await _progress(clients, "the start")
-            end_s = time.monotonic() + plan.faults_s
-            while time.monotonic() < end_s and faults.counts.total() < plan.faults:
-                what = await faults.inject()
-                report.faults = dict(faults.counts)
-                await _progress(clients, what)
-                acknowledged = sum(each.acknowledged for each in clients)
-                show(f"{faults.counts.total()} faults, {acknowledged:,} calls succeeded")
-            show("all processes are to be back")
-            await cluster.all_ready()
-        show("the histories are checked")
-        report.violations += await _check(plan, client)
+        async with _exporting(plan) as export:
+            await _faults(plan, cluster, faults, settings, report, show)
+            show("the histories are checked")
+            report.violations += await _check(plan, client, export)
+            report.exports_failed = export.failures if export is not None else 0
+
+
+async def _faults(
+    plan: KillPlan,
+    cluster: ClusterProcesses,
+    faults: ProcessFaults,
+    settings: Settings,
+    report: KillReport,
+    show: Callable[[str], None],
+) -> None:
+    """Let clients work while there are faults, and until all processes are back."""
+    async with _clients(plan, settings) as clients:
+        await _progress(clients, "the start")
+        end_s = time.monotonic() + plan.faults_s
+        while time.monotonic() < end_s and faults.counts.total() < plan.faults:
+            what = await faults.inject()
+            report.faults = dict(faults.counts)
+            await _progress(clients, what)
+            acknowledged = sum(each.acknowledged for each in clients)
+            show(f"{faults.counts.total()} faults, {acknowledged:,} calls succeeded")
+        show("all processes are to be back")
+        await cluster.all_ready()
+
+
+@asynccontextmanager
+async def _exporting(plan: KillPlan) -> AsyncGenerator[SparkExport | None]:
+    """A query of Spark at work while the block runs, where the plan has one."""
+    if not plan.spark:
+        yield None
+        return
+    export = SparkExport(plan.url, plan.prefix, NUMBERS.name, plan.home, os.environ)
+    export.start()
+    try:
+        yield export
+    finally:
+        await export.kill()
 
 
 @asynccontextmanager
@@ -187,15 +219,16 @@ async def _progress(clients: Sequence[CheckedClient], behind: str) -> None:
         raise NoProgress(f"a client had no answer for {PROGRESS_WITHIN_S:g} s behind this: {behind}") from None
 
 
-async def _check(plan: KillPlan, client: Client) -> list[str]:
-    """What the histories, strong reads and the tables say about each other."""
+async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> list[str]:
+    """What the histories, strong reads, the tables and Spark's export say about each other."""
     calls, owners = load_calls(_histories(plan)), [history.stem for history in _histories(plan)]
     try:
         async with asyncio.timeout(SETTLED_WITHIN_S):
             final = await read_final_state(client, plan.home / "tables", owners)
+        exported = None if export is None else await _exported(client, export)
     except (TimeoutError, TidewalError) as error:
         return [f"what was written cannot be read behind the last fault: {error!r}"]
-    read, stored, present = "a strong read", "the table's versions", "the compacted table"
+    read, stored, present, spark = "a strong read", "the table's versions", "the compacted table", "Spark's export"
     return [
         *_hanging(calls),
         *checks.errors(calls),
@@ -210,7 +243,16 @@ async def _check(plan: KillPlan, client: Client) -> list[str]:
         *checks.rising(stored, final.stored_versions),
         *checks.collections(calls, final.collections),
         *final.disagreements,
+        *(checks.rows(calls, spark, exported) if exported is not None else ()),
+        *(checks.same(spark, exported, read, final.ids) if exported is not None else ()),
     ]
+
+
+async def _exported(client: Client, export: SparkExport) -> list[int]:
+    """What Spark has written, once it has read up to now."""
+    await client.cut(NUMBERS.name)
+    await export.finish()
+    return export.ids()
 
 
 def _hanging(calls: Sequence[ClientCall]) -> list[str]:

@@ -44,8 +44,10 @@ def test_processes_of_one_machine_are_killed(start: Start, tmp_path: Path, seed:
 
 @pytest.mark.kills
 @pytest.mark.broker
-def test_nodes_on_brokers_are_killed(start: Start, broker_url: str, seed: int) -> None:
-    verdict = verdict_of(start("verify", "kills", "--log", broker_url, "--kills", 10, "--seed", seed, "--json"))
+@pytest.mark.spark
+def test_nodes_on_brokers_are_killed_beside_spark(start: Start, broker_url: str, seed: int) -> None:
+    of_run = ["--log", broker_url, "--kills", 10, "--seed", seed]
+    verdict = verdict_of(start("verify", "kills", *of_run, "--spark", "--json"))
     assert verdict["held"]
     assert sum(verdict["faults"].values()) == 10
     assert verdict["acknowledged"] > 100
