@@ -5,7 +5,8 @@
 A client writes row after row into one collection with one shard. `nodes.move.wait_ms` is its longest write around a
 planned move of that channel (`tidewal move`), beside how long the move itself took; `nodes.ended.wait_ms` the longest
 around the clean end of the node that has the channel, and `nodes.killed.wait_ms` around a SIGKILL of it, beside what is
-expected: 1.1 leases.
+expected: 1.1 leases. `nodes.restarted.wait_ms` is the longest around a SIGKILL of a node that is started under its name
+at once, beside how long its start took.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Nodes:
         }
         self._numbers = itertools.count(1)
 
-    async def start(self) -> None:
-        """Start a node with a new name, and wait until it is ready."""
-        name = f"n{next(self._numbers)}"
-        command = [*self._command, "--name", name]
+    async def start(self, name: str = "", *options: str) -> None:
+        """Start a node, with a new name if none is given, and wait until it is ready."""
+        name = name or f"n{next(self._numbers)}"
+        command = [*self._command, "--name", name, *options]
         node = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=self._environment)
         self.running[name] = node
         assert node.stdout is not None
@@ -112,6 +113,17 @@ async def measure(nodes: Nodes, client: Client, times: int, lease_ms: int) -> No
             await nodes.start()
             await asyncio.sleep(lease_ms / 1000)
         tell(name, waits, {"1.1_leases_ms": 1.1 * lease_ms})
+    restarted: list[float] = []
+    took = []
+    for _ in range(max(1, times // 4)):
+        async with watched(writer, restarted):
+            name = await owner(cluster)
+            await nodes.stop(name, signal.SIGKILL)
+            began = time.perf_counter()
+            await nodes.start(name)
+            took.append((time.perf_counter() - began) * 1000)
+            await asyncio.sleep(lease_ms / 1000)
+    tell("nodes.restarted.wait_ms", restarted, {"start_p50_ms": statistics.median(took), "start_worst_ms": max(took)})
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
 
