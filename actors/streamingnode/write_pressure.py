@@ -37,6 +37,7 @@ from .vchannels import VChannels
 
 LOOK_S = 0.5
 HELD_MAX_S = 1.0  # for which an acknowledgement waits: far below what clients wait for
+PAID_MAX_S = 1.0  # of a pace, by one batch: a huge one at a slow pace would keep all other clients out for minutes
 FACTOR = "streamingnode_write_factor"
 DESCRIBED_MAX = 16  # limits that a report names
 SLOWEST_RATE = 512 * 1024  # bytes a second, however near to a high water mark; as in Milvus
@@ -50,7 +51,8 @@ _log = logging.getLogger("tidewal.streamingnode")
 
 
 class Pace:
-    """What may be let in by and by: `rate` bytes a second. `throttle` is why, None for a rate that is always so."""
+    """What may be let in by and by: `rate` bytes a second, or one larger batch each `PAID_MAX_S`. `throttle` is why,
+    None for a rate that is always so."""
 
     def __init__(self, limit: str, rate: float = SLOWEST_RATE) -> None:
         self.limit = limit
@@ -63,8 +65,9 @@ class Pace:
         return max(0.0, self._due_s - now_s)
 
     def take(self, size: int, now_s: float) -> float:
-        """Let `size` bytes in; returns for how many seconds then nothing may come."""
-        self._due_s = max(self._due_s, now_s) + size / self.rate
+        """Let a batch of `size` bytes in, which costs `PAID_MAX_S` at most; returns for how many seconds then nothing
+        may come."""
+        self._due_s = max(self._due_s, now_s) + min(size / self.rate, PAID_MAX_S)
         return self._due_s - now_s
 
 

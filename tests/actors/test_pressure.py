@@ -18,7 +18,15 @@ from tests.actors.nodes import LEASE_S, Nodes
 from tidewal.actors.client import Client
 from tidewal.actors.metrics import measure_limit
 from tidewal.actors.rows import to_batch
-from tidewal.actors.streamingnode.write_pressure import APPEND_RATE, HELD_MAX_S, LOOK_S, MAX_UNFLUSHED, Pace
+from tidewal.actors.streamingnode.write_pressure import (
+    APPEND_RATE,
+    HELD_MAX_S,
+    LOOK_S,
+    MAX_UNFLUSHED,
+    PAID_MAX_S,
+    SLOWEST_RATE,
+    Pace,
+)
 from tidewal.runtime.cluster.pressure import NODE_MEMORY, ROW_MEMORY
 from tidewal.runtime.cluster.roles import QUERY_NODE, ROLE_NAMES
 from tidewal.runtime.cluster.state import THROTTLED
@@ -159,13 +167,21 @@ async def test_the_memory_of_any_node_slows_and_refuses_writes_at_all_owners(nod
 )
 def test_a_pace_lets_in_no_more_than_its_rate_and_what_one_write_is_ahead(rate: int, writes) -> None:
     """Clients that do not wait: each write comes some seconds after the one before it."""
-    pace, now_s, taken, largest = Pace("a.limit", rate), 0.0, 0, max(size for _, size in writes)
+    pace, now_s, paid, most = Pace("a.limit", rate), 0.0, 0.0, rate * PAID_MAX_S
     for passed_s, size in writes:
         now_s += passed_s
         if pace.ahead_s(now_s) <= HELD_MAX_S:
-            taken += size
+            paid += min(size, most)  # a larger one counts as what lies within its bound
             pace.take(size, now_s)
-        assert taken <= rate * (now_s + HELD_MAX_S) * 1.001 + largest
+        assert paid <= rate * (now_s + HELD_MAX_S) * 1.001 + most
+
+
+def test_a_huge_batch_at_the_slowest_pace_keeps_others_out_for_a_moment() -> None:
+    pace = Pace("a.limit", SLOWEST_RATE)
+    pace.take(64 * MIB, 0.0)
+    assert pace.ahead_s(0.0) <= HELD_MAX_S, "the next client is let in at once, and waits"
+    pace.take(64 * MIB, 0.0)
+    assert pace.ahead_s(0.0) == HELD_MAX_S + PAID_MAX_S, "for as long at most others are refused"
 
 
 @on_virtual_time
