@@ -99,7 +99,7 @@ class GrantedChannels:
             if state.limit <= add_ms(self._node.clock.now(), LIMIT_MS // 4):  # the leader's clock is behind this one's
                 await self._propose("renewed", {name: (term, self._next_limit(), b"")})
             message_bytes = (await self._node.wal.describe(name)).max_message_bytes
-            self._unflushed.begin_recovery(name)
+            self._unflushed.clear(name)
             fence = await self._owner.acquire(_grant(name, state))
             # read back, and so is all that the catalog had when the fence was written: see `vchannels.py`
             await self._propose("fenced", {name: (term, fence)})
@@ -131,7 +131,7 @@ class GrantedChannels:
         except TidewalError as error:  # it has stalled, and is given up for that
             _log.info("%s is not released in good order: %s", name, error)
         else:
-            self._unflushed.begin_recovery(name)  # now: as soon as the catalog has it this node may get it again
+            self._unflushed.clear(name)  # now: as soon as the catalog has it this node may get it again
             await self._say_released(name, term, *released)
 
     def stalled(self, channels: Iterable[str]) -> None:
@@ -152,6 +152,7 @@ class GrantedChannels:
         await self._say_released(name, term, self._node.clock.last, b"")
         if name not in self._mine():  # else the next term decides what is open there
             self._owner.lose(name)
+            self._unflushed.clear(name)
 
     async def _say_released(self, name: str, term: int, limit: int, checkpoint: bytes) -> None:
         while self._has(name, term):

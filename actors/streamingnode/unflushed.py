@@ -93,8 +93,8 @@ class Unflushed:
 
     # ---- from owner to owner ----------------------------------------------------------------------------------------
 
-    def begin_recovery(self, pchannel: str) -> None:
-        """Forget the counts of `pchannel`, whose log is about to be read and counted again."""
+    def clear(self, pchannel: str) -> None:
+        """Forget the counts of `pchannel`: another owner counts there, or its log is about to be read and counted."""
         with self._counting:
             for _, shard in self._on(pchannel):
                 shard.clear()

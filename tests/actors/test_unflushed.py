@@ -20,6 +20,8 @@ from tidewal.runtime.catalog.flush_events import FlushEvent
 from tidewal.runtime.cluster.roles import DATA_NODE, ROLE_NAMES
 from tidewal.runtime.errors import BadRecord
 from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.testing.faults import FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
@@ -139,3 +141,21 @@ async def test_what_is_not_in_the_tables_stays_counted_over_moves_and_kills(node
         await nodes.start("d", [DATA_NODE])
         await client.flush("people", deadline_s=60)
         assert counted(nodes, vchannels) == 0
+
+
+@MEMORY_ONLY
+async def test_an_owner_that_gives_a_channel_up_counts_nothing_of_it_once_another_has_it(nodes: Nodes) -> None:
+    async with nodes.client() as client:
+        vchannels = (await client.create_collection(PEOPLE, shards=1)).vchannels
+        channel = pchannel_of(vchannels[0])
+        first = nodes.running[nodes.owners()[channel]]
+        await PlacementClient(client).cordon(first.name)  # it does not get the channel again
+        await client.insert("people", [{"id": n, "name": "x", "height": 1.0} for n in range(50)])
+        before = counted(nodes, vchannels)
+        wal = first.node.wal
+        assert isinstance(wal, MemoryWal)
+        wal.faults = FaultPlan(1, Rates(lost=1), channels=channel)
+        await client.insert("people", [{"id": 50, "name": "x", "height": 1.0}])
+        assert nodes.owners()[channel] != first.name
+        assert first.role("streamingnode")._unflushed.bytes(vchannels) == 0
+        assert counted(nodes, vchannels) > before > 0
