@@ -64,7 +64,7 @@ async def hold_level(wal: Wal, names: Names, *, held: bool) -> ClusterState:
 
 def described_level(cluster: ClusterState) -> dict[str, Any]:
     """The level as JSON has it: the `present` one, the highest one that any member knows (`known`), and the members
-    that know only lower ones, while it is not the present one."""
+    that know only lower ones, each with those that it knows, while it is not the present one."""
     known = max((member.level for member in cluster.members.values()), default=cluster.level)
     lacking = [member for member in cluster.members.values() if member.level < known]
     return {
@@ -76,7 +76,7 @@ def described_level(cluster: ClusterState) -> dict[str, Any]:
 
 
 def _shown(member: NodeMember) -> str:
-    return f"{member.name} ({member.version or 'of an unknown version'})"
+    return f"{member.name} ({member.version or 'of an unknown version'}, which knows {member.levels})"
 
 
 def level_sentence(found: dict[str, Any]) -> str:

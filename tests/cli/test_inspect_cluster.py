@@ -148,14 +148,14 @@ async def test_an_upgrade_that_waits_and_one_that_is_held() -> None:
 
     _, told = await told_of(work)
     old = THIS_VERSION.number
-    assert told["level"] == {"present": 1, "held": False, "known": 2, "waits_for": [f"a ({old})"]}
+    assert told["level"] == {"present": 1, "held": False, "known": 2, "waits_for": [f"a ({old}, which knows 1)"]}
     assert [(each["version"], each["min_level"], each["level"]) for each in told["members"]] == [
         (old, 1, 1),
         (NEW.number, 1, 2),
     ]
     assert told["conditions"] == [
         f"members have 2 versions of Tidewal: {old}: a; {NEW.number}: b",
-        f"the feature level is 1; it rises to 2 once these are upgraded or have ended: a ({old})",
+        f"the feature level is 1; it rises to 2 once these are upgraded or have ended: a ({old}, which knows 1)",
     ]
     _, told = await told_of(held)
     assert told["conditions"] == [

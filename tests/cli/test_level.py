@@ -49,11 +49,22 @@ def test_it_holds_the_level_and_lets_it_rise(command: Command, log: Path) -> Non
     [
         ([], False, "the feature level is 1, and no member knows a later one"),
         ([1, 1], True, "the feature level is held at 1, and no member knows a later one"),
-        ([2, 1], False, "the feature level is 1; it rises to 2 once these are upgraded or have ended: n1 (0.1)"),
+        (
+            [2, 1],
+            False,
+            "the feature level is 1; it rises to 2 once these are upgraded or have ended: n1 (0.1, which knows 1)",
+        ),
+        (
+            [3, 2, 1],
+            False,
+            "the feature level is 1; it rises to 3 once these are upgraded or have ended: "
+            "n1 (0.1, which knows 1 to 2), n2 (0.1, which knows 1)",
+        ),
         (
             [2, 1],
             True,
-            "the feature level is held at 1; it could rise to 2 once these are upgraded or have ended: n1 (0.1)",
+            "the feature level is held at 1; it could rise to 2 once these are upgraded or have ended: "
+            "n1 (0.1, which knows 1)",
         ),
         ([2, 2], False, "the feature level is 1, and rises to 2 once a node has led for a lease"),
     ],
