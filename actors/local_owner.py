@@ -35,7 +35,8 @@ class PChannelOwner(Protocol):
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """Append `part` as one batch, in the order of the calls. The future ends when it is durable. Raises, having
         changed nothing: `CollectionNotFound` and `InvalidRows` where the door's catalog is old, `Overloaded`,
-        `Unavailable`, and what `ChannelOwner.append` raises."""
+        `Unavailable`, `OutcomeUnknown` where it would come behind a later one of its producer, and what
+        `ChannelOwner.append` raises."""
         ...
 
     async def flush(self, collection_id: int, channels: Sequence[str]) -> int:

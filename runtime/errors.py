@@ -119,7 +119,8 @@ class PreconditionFailed(TidewalError):
 
 
 class OutcomeUnknown(TidewalError):
-    """Whether the write happened is not known any more (its producer entry expired). Read before writing again."""
+    """Whether the write happened is not known any more (its producer entry expired), or not all of its channels have
+    it, as where it would come behind a later write of its producer. Read before writing again."""
 
 
 class PositionLost(TidewalError):

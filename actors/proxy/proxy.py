@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
+from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.errors import (
@@ -48,6 +49,7 @@ class Proxy(Role):
         super().__init__(node)
         self._metrics = ProxyMetrics(node.metrics)
         limit_bytes = node.settings.streaming_node.max_inflight_bytes
+        self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by producer
         self._order = ClientOrder(node.clock.clock, limit_bytes)
         self._lines = WriteLines(self.owners, limit_bytes, while_waiting=self.set_aside)
 
@@ -98,7 +100,8 @@ class Proxy(Role):
             key = "quotaAndLimits.limitWriting.forceDeny"
             raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
         params, size = request.params, len(request.body)
-        collection = await self._find_described(params)
+        async with self._describing.setdefault(params["producer"], asyncio.Lock()):  # its writes go on in their order
+            collection = await self._find_described(params)
         self._check_tables(collection)
         schema = collection.schema
         rows = decode_rows(request.body, schema.row_arrow())

@@ -396,7 +396,8 @@ def _may_last(error: TidewalError) -> bool:
 
 def _is_given_back(error: TidewalError) -> bool:
     """Whether an owner has not taken a write, or has ended before it knew the outcome. One that the log has refused for
-    certain is not sent again: later ones of its client may be in the log by now, and it would come behind them."""
+    certain is not sent again: later ones of its client may be in the log by now, and it would come behind them. Where
+    another owner has its part, it is, and the owner that would have to write it behind later ones refuses it."""
     if isinstance(error, Unavailable):
         return bool(error.fields.get("outcome_unknown"))
     return isinstance(error, SendAgain | DeadlineExceeded)

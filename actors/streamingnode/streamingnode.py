@@ -204,6 +204,7 @@ class StreamingNode(Role):
             rows=part.rows,
             digest=part.digest,
             channels=part.channels,
+            in_order=True,
         )
         appended.add_done_callback(partial(self._count, part.records))
         return appended if not paces else held_back(appended, self._pressure.charge(paces, part.records))

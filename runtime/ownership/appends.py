@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ..clock import HybridClock
-from ..errors import DeadlineExceeded, Overloaded, TidewalError, Unavailable
+from ..errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TidewalError, Unavailable
 from ..log.record import CONTROL_TYPES, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
 from .batch import AppendBatch, Appended, AppendPart, number, prepared
@@ -21,8 +21,7 @@ class Appends:
     """What is in flight to the log. All methods are called under the channel owner's lock, but for those that the log
     calls, which take it.
 
-    `timestamp` gives out a new timestamp. `inflight_bytes` were accepted and are not decided yet; `pending` has the
-    batches in flight by (producer, pseq)."""
+    `timestamp` gives out a new timestamp. `inflight_bytes` were accepted and are not decided yet."""
 
     def __init__(
         self,
@@ -38,8 +37,8 @@ class Appends:
         observer: ChannelOwnerObserver,
         calls: LoopCalls,
     ) -> None:
-        self.pending: dict[tuple[str, int], AppendBatch] = {}
         self.inflight_bytes: int = 0
+        self._pending: dict[str, dict[int, AppendBatch]] = {}  # in flight, by producer and pseq; none is empty
         self._wal = wal
         self._clock = clock
         self._lock = lock
@@ -52,6 +51,10 @@ class Appends:
         self._calls = calls
         self._late: list[AppendBatch] = []  # answered after the lease
 
+    def pending(self, producer: str, pseq: int) -> AppendBatch | None:
+        """The batch (producer, pseq), where it is in flight."""
+        return self._pending.get(producer, {}).get(pseq)
+
     def submit(
         self,
         records: Sequence[tuple[str, Record]],
@@ -60,11 +63,15 @@ class Appends:
         rows: int,
         digest: int,
         channels: int,
+        *,
+        in_order: bool = False,
     ) -> AppendBatch:
         """Number and stamp the records of one batch, and submit them. `channels` counts the channels of the whole
         batch, of which `records` may be the rest. Raises as `ChannelOwner.append` does, having changed nothing."""
         size = sum(len(record.body) for _, record in records)
         owned, ts = self._admit(records, size)
+        if in_order:
+            self._check_order(producer, pseq, owned)
         batch = AppendBatch(size, producer, pseq, BatchOutcome(ts, rows, digest, channels))
         cseqs = number(batch, owned, records)
         self._begin(batch)
@@ -98,12 +105,23 @@ class Appends:
             owned.append(own)
         return owned, ts
 
+    def _check_order(self, producer: str, pseq: int, owned: Iterable[OwnedChannel]) -> None:
+        """Raise `OutcomeUnknown` where a channel has a later batch of `producer`, or it is in flight there."""
+        later = [batch for number, batch in self._pending.get(producer, {}).items() if number > pseq]
+        ahead = {part.own.channel for batch in later for part in batch.parts}
+        for own in owned:
+            if own.channel in ahead or own.producers.highest(producer) > pseq:
+                raise OutcomeUnknown(
+                    f"batch {pseq} of {producer} is not in {own.channel}, where a later one is, and is not written "
+                    "behind that; other channels may have a part of it: read before writing again"
+                )
+
     def _begin(self, batch: AppendBatch) -> None:
         for part in batch.parts:
             part.opened = part.own.acks.begin(batch.outcome.ts, part, part.size)
         self.inflight_bytes += batch.size
         if batch.producer:
-            self.pending[batch.producer, batch.pseq] = batch
+            self._pending.setdefault(batch.producer, {})[batch.pseq] = batch
 
     def _withdraw(self, batch: AppendBatch) -> None:
         """The batch was not submitted: its numbers, the newest of their channels, were not used."""
@@ -116,7 +134,10 @@ class Appends:
     def _end(self, batch: AppendBatch) -> None:
         self.inflight_bytes -= batch.size
         if batch.producer:
-            self.pending.pop((batch.producer, batch.pseq), None)
+            pending = self._pending[batch.producer]
+            del pending[batch.pseq]
+            if not pending:
+                del self._pending[batch.producer]
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 

@@ -277,7 +277,8 @@ class ChannelOwner:
         """Whether (producer, pseq) is in flight, or any channel has something of it."""
         with self._lock:
             tables = (own.producers for own in self._owned.values())
-            return (producer, pseq) in self._appends.pending or any(each.remembered(producer, pseq) for each in tables)
+            in_flight = self._appends.pending(producer, pseq) is not None
+            return in_flight or any(each.remembered(producer, pseq) for each in tables)
 
     @checked
     def note_appended(self, producer: str, upto: int) -> None:
@@ -299,11 +300,13 @@ class ChannelOwner:
         rows: int = 0,
         digest: int = 0,
         channels: int = 0,
+        in_order: bool = False,
     ) -> asyncio.Future[Appended]:
         """Append (channel, record) pairs as one batch under one timestamp, atomic where the backend is. Records get
         the producer's identity, and those that share a channel become parts of one whole, where they are not yet.
         `rows` and `digest` are kept with the identity, and returned to a retry. `channels` counts those of the whole
-        batch where these `records` are a part, and other owners have the rest; 0: they are all.
+        batch where these `records` are a part, and other owners have the rest; 0: they are all. With `in_order` the
+        producer's numbers rise in each channel: a batch is not written behind a later one, but raises `OutcomeUnknown`.
 
         The future ends with the outcome: at once for a batch of a known (producer, pseq), together with the first
         attempt for one that is in flight. Each channel knows for itself: a batch that some channels have and others do
@@ -315,7 +318,7 @@ class ChannelOwner:
             named = channels_of(records) if len(records) > 1 else [channel for channel, _ in records]
             count = channels or len(named)
             known = self._known(named, producer, pseq) if producer else {}
-            pending = self._appends.pending.get((producer, pseq)) if producer else None
+            pending = self._appends.pending(producer, pseq) if producer else None
             answer = repeated(known, named, digest, count) if known else None
             if answer is not None:
                 future.set_result(_repeated(answer))
@@ -329,7 +332,8 @@ class ChannelOwner:
                 future.set_result(Appended(self._timestamp(), rows, repeated=False, digest=digest))
             else:
                 rest = [each for each in records if each[0] not in known] if known else records
-                self._appends.submit(rest, producer, pseq, rows, digest, count).waiters.append(future)
+                batch = self._appends.submit(rest, producer, pseq, rows, digest, count, in_order=in_order)
+                batch.waiters.append(future)
         return future
 
     def _known(self, channels: Iterable[str], producer: str, pseq: int) -> dict[str, BatchOutcome]:
@@ -351,7 +355,7 @@ class ChannelOwner:
         with self._lock:
             known = [own.producers.remembered(producer, pseq) for own in self._owned.values()]
             whole = next((each for each in known if each is not None), None) if _everywhere(known) else None
-            pending = self._appends.pending.get((producer, pseq))
+            pending = self._appends.pending(producer, pseq)
             if whole is not None:
                 future.set_result(_repeated(whole))
             elif pending is not None:
