@@ -39,6 +39,32 @@ async def test_a_retry_is_recognised_in_flight_afterwards_and_by_the_next_owner(
     assert sum(record.type is RecordType.ROWS for record in world.records("a")) == 1
 
 
+async def test_numbers_that_are_to_rise_do_so_in_each_channel_under_each_owner(world, holding_wal):
+    await world.channels("a", "b")
+    wal = holding_wal(world.log)
+    owner = world.owner(wal)
+    await owner.own("a", "b")
+
+    def append(owner, channels: str, pseq: int):
+        records = [(channel, world.rows(b"x")) for channel in channels]
+        return owner.channel_owner.append(records, producer="p", pseq=pseq, rows=1, in_order=True)
+
+    wal.holding = True
+    later, elsewhere = append(owner, "a", 7), append(owner, "b", 5)
+    with pytest.raises(OutcomeUnknown, match="batch 6 of p is not in a"):
+        append(owner, "a", 6)
+    wal.let_go()
+    await asyncio.gather(later, elsewhere)
+    with pytest.raises(OutcomeUnknown, match="batch 6 of p is not in a"):
+        append(owner, "ba", 6)
+    assert (await append(owner, "a", 7)).repeated
+    successor = world.owner()
+    await successor.own("a", "b", term=2, previous_limit=owner.limit)
+    with pytest.raises(OutcomeUnknown, match="batch 6 of p is not in a"):
+        append(successor, "a", 6)
+    assert not (await append(successor, "b", 6)).repeated
+
+
 class PartialWal(MemoryWal):
     """Commits each channel by itself, as brokers do, and loses those in `failing`; the error does not say which."""
 
