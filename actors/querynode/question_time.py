@@ -56,11 +56,12 @@ class QuestionTime:
 
     async def common(self, collection: Collection, params: Params, reached: int) -> tuple[int, SyncPoint | None]:
         """A time that satisfies the question, at which several nodes can answer it without waiting for long. `reached`
-        is up to when this one has rows of the collection, 0 where it has none."""
+        is up to when this one has rows of the collection, 0 where it has none: where a channel stands still, as after
+        its owner was killed, a question waits for it only if it asks for more."""
         recent = add_ms(self._clock.now(), -RECENT_MS)
         time, present = await self.least(collection, params, recent)
         if params.get("at") is None and params["consistency"] != "strong":
-            stands_still = params["consistency"] == "eventually" and 0 < reached < recent
+            stands_still = params["consistency"] in ("bounded", "eventually") and 0 < reached < recent
             time = max(time, reached if stands_still else recent, collection.created_ts)
         return time, present
 

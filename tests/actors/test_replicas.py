@@ -86,6 +86,22 @@ async def test_answers_of_several_nodes_are_those_of_one(three: Nodes) -> None:
         assert fanned > 0
 
 
+async def test_within_its_bound_a_question_waits_for_no_owner_that_was_killed(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=8, replicas=1)
+        await client.insert("people", people(*range(50)))
+        assert await client.count("people", consistency="strong") == 50
+        await three.kill("rest")  # no other node owns channels: their time stands still
+        for _ in range(4):
+            await asyncio.sleep(1)
+            began_s = three.now_s()
+            for consistency in ("bounded", "eventually"):
+                assert await client.count("people", consistency=consistency) == 50
+            assert three.now_s() - began_s < 0.1
+        fanned = sum(three.running[n].node.node.metrics.value("querynode_fan_out_total") for n in "abc")
+        assert fanned > 8
+
+
 async def test_a_released_collection_is_at_no_node(three: Nodes) -> None:
     async with three.client() as client:
         await client.create_collection(PEOPLE, shards=4)
