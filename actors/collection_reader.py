@@ -307,6 +307,11 @@ class BeginningCheck:
         if self._missing and pack.end_ts >= self._now:
             raise self._lost()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all of the collection is there, up to where it was read."""
+        return not self._missing
+
     def _lost(self) -> PositionLost:
         vchannel = min(self._missing)
         return PositionLost(

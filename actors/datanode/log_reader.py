@@ -39,8 +39,11 @@ class NewestVersions:
         return pa.Table.from_batches(list(self.batches), self.schema)
 
 
-def read_current_at(log: LogTable, t: int, *, vchannels: Collection[str] | None = None) -> NewestVersions:
-    """The rows that are there at time `t`: per key the newest version with `_ts ≤ t`, unless it is a delete.
+def read_current_at(
+    log: LogTable, t: int, *, above: int = 0, vchannels: Collection[str] | None = None
+) -> NewestVersions:
+    """The rows that are there at time `t`: per key the newest version with `_ts ≤ t`, unless it is a delete. With
+    `above`, what makes them of those that are there at that time: only versions behind it, deletes too.
 
     Rows have the user's columns in the user's types, and the columns of their version. With `vchannels`, only rows of
     those. `t` should not pass the flushed T of any vchannel that is read.
@@ -48,7 +51,7 @@ def read_current_at(log: LogTable, t: int, *, vchannels: Collection[str] | None 
     Reads the log twice: first keys and order alone, which stay in memory until the end (about 70 bytes a version while
     sorting, 1 after), then rows, a few batches at a time.
     """
-    return newest_versions(log, upto=t, vchannels=vchannels, schema=log.schema, deletes=False)
+    return newest_versions(log, above=above, upto=t, vchannels=vchannels, schema=log.schema, deletes=above > 0)
 
 
 def newest_versions(

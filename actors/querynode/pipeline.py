@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import physical_ms
-from ...runtime.errors import Lagging, MemoryLimitExceeded, TidewalError
+from ...runtime.errors import Lagging, MemoryLimitExceeded, PositionLost, TidewalError
 from ...runtime.log.record import RecordType
 from ...runtime.ownership import SyncPoint
 from ...runtime.rows.schema import OP_COLUMN, Op
-from ...runtime.streams.messages import MsgPack, Position
+from ...runtime.streams.messages import MsgPack
 from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, part_key, rows_of
 from ..datanode.delta_errors import storage_errors
@@ -35,14 +37,17 @@ from .row_store import RowMemory, RowStore
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
 TIDY_MS = 20  # of the log's time between two rounds of housekeeping, which the questions of a pack would wait for
 
+_log = logging.getLogger("tidewal.collections")
+
 
 class RowPipeline:
     """The rows of a collection, or of some vchannels of it, as of `tsafe`: every record up to it is applied, deletes
     included, and none behind it.
 
-    Starts from what the table holds and continues in the log. Where its next rows do not fit into the node's memory
-    for rows it stops and releases its own: every query then gets `MemoryLimitExceeded`, until the collection is
-    dropped or the node started again.
+    Starts from what the table holds and continues in the log. What retention removes from the log before it is read,
+    while a large table is loaded for example, it takes from the table: only rows that were written meanwhile. Where its
+    next rows do not fit into the node's memory for rows it stops and releases its own: every query then gets
+    `MemoryLimitExceeded`, until the collection is dropped or the node started again.
     """
 
     def __init__(
@@ -64,9 +69,9 @@ class RowPipeline:
         self._past = past
         window_ms = round(role.node.settings.query_node.retention_duration * 1000)
         self._stores = {vchannel: RowStore(collection.schema, memory, window_ms) for vchannel in collection.vchannels}
-        self._started_ts = role.node.clock.now()
+        self._loading_since = role.node.clock.now()
+        self._reached = max(role.started_ts, collection.created_ts)  # before the table was loaded last
         self._tidied_ms = 0
-        self._scan: ScanMetrics | None = None  # of the stream, once it is read
         watch_lag(role.node.metrics, role.node.clock, collection.vchannels, lambda: self.time_reached)
 
     async def run(self) -> None:
@@ -74,56 +79,74 @@ class RowPipeline:
         try:
             # Placed before the table is read: while that is empty, the DataNode's hold keeps all from there on.
             await self._stream.place()
-            loaded, positions = await self._load()
-            if loaded:
-                self._stream = open_stream(self._role, self.collection, loaded, positions)
-            scan = self._scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
-            self._advance(loaded)
-            beginning = BeginningCheck(self.collection, loaded, self._node.clock.now())
-            async for pack in self._stream:
-                beginning.check(pack)
-                self._role.loaded(self.collection)
-                await self._apply(pack)
-                scan.consumed(pack)
+            await self._load()
+            while True:
+                beginning = BeginningCheck(self.collection, self.tsafe, self._node.clock.now())
+                try:
+                    return await self._follow(beginning)
+                except PositionLost as error:
+                    if not (beginning.is_done and await self._load()):
+                        raise
+                    _log.warning("querynode of %s goes on from its table: %s", self.collection.name, error)
         except MemoryLimitExceeded as error:
             self._fail(error)
         except TABLE_ERRORS as error:
             self._fail(error)
             raise
         finally:
-            if self._scan is not None:
-                self._scan.publish()
             self._fail(Lagging(f"{self.collection.name} is being loaded again; retry"))
             await self._stream.close()
 
+    async def _follow(self, beginning: BeginningCheck) -> None:
+        """Apply what the stream reads, until that ends. Raises `PositionLost`."""
+        scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
+        try:
+            async for pack in self._stream:
+                beginning.check(pack)
+                self._role.loaded(self.collection)
+                await self._apply(pack)
+                scan.consumed(pack)
+        finally:
+            scan.publish()
+
     # ---- rows -------------------------------------------------------------------------------------------------------
 
-    async def _load(self) -> tuple[int, list[Position]]:
-        """Apply what the table holds, and return its T and the positions stored with it."""
+    async def _load(self) -> bool:
+        """Apply what the table holds behind `tsafe`, and read the log from there on; returns whether there was any. No
+        hold keeps the log meanwhile: a node that dies would leave it, and what is removed is in the table by then."""
         location = self._node.tables.table(self.collection.name, LOG)
         with storage_errors(location):
             if not location.exists():
-                return 0, []
+                return False
         log, time, positions = await self._open_table()
-        if time:
-            await self._fill(self._stores, log, time)
+        if time <= self.tsafe:
+            return False
+        above, self.tsafe = self.tsafe, 0  # nothing can be asked for while a part of the rows is there
+        self._loading_since, self._reached = self._node.clock.now(), max(self._reached, above)
+        await self._fill(self._stores, log, time, above=above)
         for store in self._stores.values():
             store.begin(time)
-        return time, positions
+        await self._stream.close()
+        self._stream = open_stream(self._role, self.collection, time, positions)
+        self._advance(time)
+        return True
 
     async def _open_table(self) -> OwnTable:
         location = self._node.tables.table(self.collection.name, LOG)
         return await self._node.blocking(partial(open_own_table, location, self._whole, self._node.wal.name))
 
-    async def _fill(self, stores: Mapping[str, RowStore], log: LogTable, time: int) -> None:
-        """Apply the rows that were there at `time`."""
+    async def _fill(self, stores: Mapping[str, RowStore], log: LogTable, time: int, *, above: int = 0) -> None:
+        """Apply what makes of the rows that were there at `above`, none at 0, those at `time`."""
         for vchannel, store in stores.items():
-            current = await self._node.blocking(partial(read_current_at, log, time, vchannels=[vchannel]))
+            before = dict(store.versions)
+            read = partial(read_current_at, log, time, above=above, vchannels=[vchannel])
+            current = await self._node.blocking(read)
             while (batch := await self._node.blocking(partial(next, current.batches, None))) is not None:
-                for slice in _sliced(self._as_upserts(batch)):
-                    store.apply(slice)
+                for slice in _sliced(self._as_in_log(batch)):
+                    store.apply(slice, time)
                     await asyncio.sleep(0)
-            store.versions.update(current.counts)  # of each key only the newest was loaded, yet all count as applied
+            # Of each key only the newest was loaded, yet all count as applied.
+            store.versions.update({op: before[op] + count for op, count in current.counts.items()})
 
     async def _load_past(self, vchannels: Sequence[str], time: int) -> list[RowStore]:
         """The rows that were there at `time`, from the table, once that has them."""
@@ -140,10 +163,11 @@ class RowPipeline:
             raise
         return list(stores.values())
 
-    def _as_upserts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the table as rows of the log."""
+    def _as_in_log(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the table as rows of the log: upserts and deletes."""
         schema = self.collection.schema.row_arrow()
-        ops = pa.array(np.full(batch.num_rows, Op.UPSERT, dtype=np.int8))
+        deleted = pc.equal(batch.column(OP_COLUMN), pa.scalar("delete")).to_numpy(zero_copy_only=False)
+        ops = pa.array(np.where(deleted, Op.DELETE, Op.UPSERT).astype(np.int8))
         columns: list[pa.Array[Any]] = [ops if name == OP_COLUMN else batch.column(name) for name in schema.names]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -203,7 +227,7 @@ class RowPipeline:
     @property
     def time_reached(self) -> int:
         """`tsafe`, or since when its rows cannot be asked for: however often the tables are loaded again."""
-        return self.tsafe or max(self._role.started_ts, self.collection.created_ts)
+        return self.tsafe or self._reached
 
     def discard(self, vchannel: str) -> None:
         """Let go of the rows of a vchannel that other nodes have. Questions that read them have them until they end."""
@@ -222,7 +246,7 @@ class RowPipeline:
         """Wait until everything up to the timestamp `time` is applied. Raises `Lagging` at once while the pipeline is
         further behind than `queryNode.scheduler.maxTimestampLag`, and what the pipeline has failed with."""
         time = max(time, 1)  # while the table is loaded, `tsafe` is 0 and only a part of its rows is there
-        if self._failure is None and time > self.tsafe:
+        while self._failure is None and time > self.tsafe:  # again, where the table was loaded after the wait
             self._check_lag()
             self._stream.wait_for(time)
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -233,7 +257,7 @@ class RowPipeline:
 
     def _check_lag(self) -> None:
         limit_s = self._node.settings.query_node.scheduler.max_timestamp_lag
-        lag_s = lag_ms(self._node.clock, max(self.tsafe, self._started_ts)) / 1000
+        lag_s = lag_ms(self._node.clock, max(self.tsafe, self._loading_since)) / 1000
         if lag_s > limit_s:
             channel, last_tick = min(self._stream.times.items(), key=itemgetter(1))
             raise Lagging(

@@ -170,3 +170,34 @@ async def test_a_vchannel_that_is_to_have_more_replicas_while_others_are_asked_f
                 assert [len(held(three, node)) for node in "abc"] == [12, 12, 12]
                 await asyncio.sleep(0.1)
         three.running["c"].process.resume()
+
+
+async def test_what_a_node_missed_for_longer_than_the_log_keeps_it_comes_from_the_table(
+    three: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A QueryNode that hears nothing of a channel for a while goes on with the rows that it has."""
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=2, replicas=3)
+        before = (await client.insert("people", people(*range(100)))).ts
+        await client.load_collection("people")
+        names = sorted(three.owners())
+        pipelines = {node: three.running[node].role("querynode")._rows()[0] for node in "ab"}
+        for node in "ab":
+            three.running[node].deaf.update(names)
+        await client.delete("people", list(range(50)))
+        await client.upsert("people", people(*range(90, 120)))
+        await client.flush("people")
+        await asyncio.sleep(1)
+        for name in names:
+            await three.running["rest"].node.node.wal.truncate(name, three.log.channels[name].entries[-1].id)
+        await client.insert("people", people(200))
+        for node in "ab":
+            three.reconnect(three.running[node])
+        await three.kill("c")
+        assert await client.count("people", consistency="strong", deadline_s=60) == 71
+        assert await client.count("people", at=before, deadline_s=60) == 100
+        for node, pipeline in pipelines.items():
+            assert three.running[node].role("querynode")._rows() == [pipeline], "it began anew"
+        stats = await client.stats("people", consistency="strong")
+        assert (dict(stats.versions), stats.rows) == ({"insert": 101, "upsert": 30, "delete": 50}, 71)
+    assert "goes on from its table" in caplog.text

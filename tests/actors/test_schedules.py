@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.actors.conftest import PEOPLE
@@ -20,10 +23,12 @@ from tidewal.actors.local_owner import WritePart
 from tidewal.actors.placement_client import PlacementClient
 from tidewal.actors.streamingnode.streamingnode import StreamingNode
 from tidewal.runtime.catalog.catalog_log import CatalogLog
+from tidewal.runtime.cluster.roles import QUERY_NODE, ROLE_NAMES
 from tidewal.runtime.errors import CollectionExists, CollectionNotFound, Overloaded, TidewalError
 from tidewal.runtime.log.record import RecordType
 from tidewal.runtime.ownership import Appended
 from tidewal.runtime.rows.schema import CollectionSchema
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.long]
 
@@ -204,6 +209,63 @@ async def test_14_a_datanode_that_never_hears_that_it_has_stored_doubles_nothing
         stats = await doors[0].stats("people", consistency="strong")
         assert stats.versions["insert"] == stats.rows == 400
         assert (await doors[0].compact("people", deadline_s=LONG_S))["rows"] == 400
+
+
+async def test_15_a_table_is_loaded_though_retention_is_faster(
+    home, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two QueryNodes need far longer for a table than the log keeps what is stored, and one of them is killed while it
+    loads. Neither holds the log, and the other one has each row in the end."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    await nodes.start("rest", [role for role in ROLE_NAMES if role != QUERY_NODE])
+    log = nodes.running["rest"].node.node.wal
+
+    async def slow(call: Callable[[], object]) -> object:
+        result = call()
+        if isinstance(result, pa.RecordBatch):
+            await asyncio.sleep(0.05 * result.num_rows)
+        return result
+
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE, shards=2)
+        channels, written = sorted(nodes.owners()), 0
+
+        async def write() -> None:
+            """Rows of which some are deleted later; all are stored, and leave the log as soon as holds allow that."""
+            nonlocal written
+            await client.insert("people", people(*range(written, written + 100)), deadline_s=LONG_S)
+            await client.delete("people", [written - 200], deadline_s=LONG_S)
+            written += 100
+            await client.flush("people", deadline_s=LONG_S)
+            for channel in channels:
+                with contextlib.suppress(TidewalError):  # what holds keep stays
+                    await log.truncate(channel, nodes.log.channels[channel].entries[-1].id)
+            await asyncio.sleep(15)
+
+        def holders() -> set[str]:
+            return {holder for channel in channels for holder in nodes.log.channels[channel].holds}
+
+        def loaded(name: str) -> list[str]:
+            role = nodes.running[name].role("querynode")
+            return [vchannel for _, vchannels in role.held() for vchannel in vchannels]
+
+        for _ in range(20):
+            await write()
+        before = holders()
+        monkeypatch.setattr("tests.actors.nodes.in_place", slow)
+        for name in "qr":
+            await nodes.start(name, (QUERY_NODE,))
+        began_s = nodes.now_s()
+        await write()
+        assert not loaded("q")
+        await nodes.kill("r")
+        async with asyncio.timeout(3 * LONG_S):
+            while not loaded("q"):
+                await write()
+        assert nodes.now_s() - began_s > 0.05 * 2000 > 15, "it was slower than retention"
+        assert await client.count("people", consistency="strong", deadline_s=LONG_S) == written - (written // 100 - 2)
+        assert holders() == before
+    await nodes.stop()
 
 
 async def test_17_a_node_that_half_of_the_others_cannot_reach_is_replaced(three: Nodes) -> None:  # noqa: F811
