@@ -127,7 +127,8 @@ class RowPipeline:
         for store in self._stores.values():
             store.begin(time)
         await self._stream.close()
-        self._stream = open_stream(self._role, self.collection, time, positions)
+        left = replace(self.collection, vchannels=tuple(self._stores))
+        self._stream = open_stream(self._role, left, time, positions)
         self._advance(time)
         return True
 
@@ -181,9 +182,11 @@ class RowPipeline:
                 since_pause = 0
                 await asyncio.sleep(0)
             if record.type is RecordType.ROWS:
+                store = self._stores.get(record.vchannel)
+                if store is None:
+                    continue  # it was discarded meanwhile
                 rows = rows_of(self._role, self.collection, record)
-                store = self._stores.get(record.vchannel)  # None: it was discarded meanwhile
-                if rows is not None and store is not None:
+                if rows is not None:
                     store.apply(rows, record.ts)
                     since_pause += rows.num_rows
             applied = record.ts
@@ -232,6 +235,8 @@ class RowPipeline:
     def discard(self, vchannel: str) -> None:
         """Let go of the rows of a vchannel that other nodes have. Questions that read them have them until they end."""
         self._stores.pop(vchannel).release()
+        if self._stores:
+            self._stream.give_up(vchannel)
 
     # ---- freshness --------------------------------------------------------------------------------------------------
 

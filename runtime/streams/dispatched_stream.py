@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from ..errors import OrderViolated
+from ..log.names import pchannel_of
 from ..log.record import Record
 from ..log.wal import FromId, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord
@@ -68,6 +69,20 @@ class DispatchedStream(TtMsgStream):
             self._wanted = max(self._wanted, time)
             self._progress.set()
 
+    def give_up(self, vchannel: str) -> None:
+        """Hand out no more records of a vchannel but those that are buffered, and read its pchannel no more where the
+        stream has no other one there. It must keep one."""
+        for target in self._targets:
+            if target.scan is not None:
+                target.scan.forget(target, vchannel)
+        self._vchannels = self.vchannels = self.vchannels - {vchannel}
+        channel = pchannel_of(vchannel)
+        if channel not in map(pchannel_of, self.vchannels):
+            target = self._channels.pop(channel)
+            assert isinstance(target, Target)
+            target.dispatcher.leave(target)
+            self._progress.set()  # it may have held the others back
+
     def _new_channel(self, reader: ChannelReader, start: Start) -> TtChannel:
         return Target(reader, start, self, self._dispatchers.of(reader.channel))
 
@@ -83,7 +98,8 @@ class DispatchedStream(TtMsgStream):
             if isinstance(channel.start, FromId):
                 await self._check_end(channel.name, channel.start)
             channel.placed()
-            channel.dispatcher.join(channel)
+            if not channel.closed:
+                channel.dispatcher.join(channel)
         except Exception as error:  # -- as in the base: the iteration raises it, whatever it is
             self.fail(error)
 

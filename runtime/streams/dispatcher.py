@@ -203,12 +203,16 @@ class Scan(ChannelTime):
         target.scan = None
         del self.members[target], self._turns[target.stream.turn % IDLE_TURNS][target]
         for vchannel in target.stream.vchannels:
-            self._by_vchannel[vchannel].remove(target)
-            if not self._by_vchannel[vchannel]:
-                del self._by_vchannel[vchannel]
+            self.forget(target, vchannel)
         if target in self._ahead:
             self._ahead.remove(target)
         self.room.set()
+
+    def forget(self, target: Target, vchannel: str) -> None:
+        """Hand the records of one of its vchannels to a member no more."""
+        self._by_vchannel[vchannel].remove(target)
+        if not self._by_vchannel[vchannel]:
+            del self._by_vchannel[vchannel]
 
     def reached(self, target: Target) -> bool:
         """Whether the scan has come to the place of `target`."""

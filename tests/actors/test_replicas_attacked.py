@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.actors.conftest import PEOPLE, error_of, people
@@ -15,12 +16,16 @@ from tests.actors.nodes import Nodes
 from tests.actors.test_moves import until
 from tests.actors.test_replicas import held, three
 from tidewal.actors.client import Client
+from tidewal.actors.collection_reader import CollectionReaderRole, rows_of
 from tidewal.actors.placement_client import PlacementClient
+from tidewal.actors.querynode import pipeline
 from tidewal.actors.querynode.pipeline import RowPipeline
 from tidewal.actors.querynode.querynode import FAN_OUT_S
+from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, DeadlineExceeded, MemoryLimitExceeded
+from tidewal.runtime.log.record import Record
 from tidewal.runtime.streams.messages import Position
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -121,6 +126,26 @@ async def test_a_vchannel_that_is_to_come_back_while_others_are_asked_for_it_is_
     await nodes.stop()
 
 
+async def test_what_was_handed_over_is_not_decoded_any_more(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[str, str]] = []
+
+    def counted(role: CollectionReaderRole, collection: Collection, record: Record) -> pa.RecordBatch | None:
+        read.append((role.node.name, record.vchannel))
+        return rows_of(role, collection, record)
+
+    monkeypatch.setattr(pipeline, "rows_of", counted)
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=12, replicas=3)
+        await client.load_collection("people", replicas=1)
+        await until(lambda: sum(len(held(three, node)) for node in "abc") == 12)
+        await client.insert("people", people(*range(100)))
+        assert await client.count("people", consistency="strong") == 100
+        assert {node: {v for name, v in read if name == node} for node in "abc"} == {n: held(three, n) for n in "abc"}
+        for node in "abc":
+            [part] = three.running[node].role("querynode")._rows()
+            assert part._stream.vchannels == held(three, node)
+
+
 async def test_past_rows_of_what_is_left_of_a_part_go_with_it(three: Nodes) -> None:
     async with three.client() as client:
         await client.create_collection(PEOPLE, shards=12, replicas=3)
@@ -181,7 +206,7 @@ async def test_what_a_node_missed_for_longer_than_the_log_keeps_it_comes_from_th
         before = (await client.insert("people", people(*range(100)))).ts
         await client.load_collection("people")
         names = sorted(three.owners())
-        pipelines = {node: three.running[node].role("querynode")._rows()[0] for node in "ab"}
+        parts = {node: three.running[node].role("querynode")._rows()[0] for node in "ab"}
         for node in "ab":
             three.running[node].deaf.update(names)
         await client.delete("people", list(range(50)))
@@ -196,8 +221,8 @@ async def test_what_a_node_missed_for_longer_than_the_log_keeps_it_comes_from_th
         await three.kill("c")
         assert await client.count("people", consistency="strong", deadline_s=60) == 71
         assert await client.count("people", at=before, deadline_s=60) == 100
-        for node, pipeline in pipelines.items():
-            assert three.running[node].role("querynode")._rows() == [pipeline], "it began anew"
+        for node, part in parts.items():
+            assert three.running[node].role("querynode")._rows() == [part], "it began anew"
         stats = await client.stats("people", consistency="strong")
         assert (dict(stats.versions), stats.rows) == ({"insert": 101, "upsert": 30, "delete": 50}, 71)
     assert "goes on from its table" in caplog.text

@@ -490,6 +490,26 @@ async def test_streams_that_come_and_go_leave_nothing(memory):
     assert dispatchers.budget.used == 0
 
 
+async def test_what_a_stream_gives_up_is_handed_out_and_read_no_more(memory):
+    dispatchers = Dispatchers(memory, 10**6, Metrics())
+    await memory.create_channel("idle", ChannelPolicy())
+    stream = DispatchedStream(memory, dispatchers, ["p_1v0", "p_1v1", "idle_1v2"])
+    stream.as_consumer(["p", "idle"])
+    await put(memory, *(row(cseq, f"p_1v{cseq % 2}", b"%d" % cseq) for cseq in range(1, 5)))
+    waiting = asyncio.create_task(bodies_until(stream, row(4, "").ts))
+    async with asyncio.timeout(20):
+        while stream.buffered_bytes < 4 * RECORD_OVERHEAD_BYTES:  # noqa: ASYNC110 -- of the stream's own tasks
+            await asyncio.sleep(0)
+    stream.give_up("idle_1v2")
+    assert await waiting == [b"1", b"2", b"3", b"4"], "its time holds nothing back any more"
+    assert not dispatchers.of("idle").scans
+    stream.give_up("p_1v0")
+    await put(memory, *(row(cseq, f"p_1v{cseq % 2}", b"%d" % cseq) for cseq in range(5, 9)))
+    assert await bodies_until(stream, row(8, "").ts) == [b"5", b"7"]
+    await stream.close()
+    assert dispatchers.budget.used == 0
+
+
 async def test_only_who_needs_what_retention_removed_is_told(memory):
     dispatchers = Dispatchers(memory, 10**6, Metrics())
     records = [row(cseq, "p_1", b"%d" % cseq) for cseq in range(1, 11)]
