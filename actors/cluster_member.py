@@ -17,7 +17,7 @@ from ..runtime.cluster.identity import found_or_check
 from ..runtime.cluster.membership import NodeMembership
 from ..runtime.cluster.pressure import REPORTED, Usage, usages_in
 from ..runtime.cluster.roles import STREAMING_NODE
-from ..runtime.cluster.state import CLOCK_MS, PRESSURE, ClusterState, NodeMember, Report, rendezvous_rank
+from ..runtime.cluster.state import CLOCK_MS, LOADED, PRESSURE, ClusterState, NodeMember, Report, rendezvous_rank
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.settings import ClusterSettings
 from ..runtime.errors import Fenced, PreconditionFailed, TidewalError, WrongCluster
@@ -214,10 +214,11 @@ class ClusterMember:
     def usages(self) -> list[Usage]:
         """What this process and the other members use of limits, where it is half of one or more. A report counts for
         as long as the lease of its member."""
-        found = usages_in(self._pressure(), self._membership.member.name)
+        loaded = self.reports.get(LOADED)
+        found = usages_in(self._pressure(), self._membership.member.name, loaded and loaded())
         for incarnation, member in self.state.members.items():
             if incarnation != self.incarnation and self.detector.heard_ago_s(incarnation) * 1000 <= member.lease_ms:
-                found += usages_in(member.report.get(PRESSURE), member.name)
+                found += usages_in(member.report.get(PRESSURE), member.name, member.report.get(LOADED))
         return found
 
     def first(self, role: str, subject: str) -> str:

@@ -15,8 +15,12 @@ def throttles_in_words(reported: object) -> Iterator[str]:
 
 
 def _in_words(throttle: Mapping[str, object]) -> str:
-    of = {name: throttle.get(name) for name in ("limit", "value", "low", "high", "factor", "node", "collection")}
-    writes = f"writes to {of['collection']}" if of["collection"] else "all writes"
+    of = {
+        name: throttle.get(name)
+        for name in ("limit", "value", "low", "high", "factor", "node", "collection", "collections")
+    }
+    some = "all writes" if of["collections"] is None else f"writes to the collections of {of['node']}"
+    writes = f"writes to {of['collection']}" if of["collection"] else some
     where = f" at {of['node']}" if of["node"] else ""
     used = f"{of['value']} bytes are used of {of['limit']}{where}"
     if of["factor"] == 0:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ...runtime.catalog.catalog import READY, Collection
-from ...runtime.cluster.pressure import ROW_MEMORY
+from ...runtime.cluster.pressure import LOADED_MAX, REPORTED, ROW_MEMORY
+from ...runtime.cluster.state import LOADED
 from ...runtime.errors import CollectionNotFound, CollectionNotLoaded, TidewalError
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole, Pipeline, part_key
@@ -47,8 +48,15 @@ class LoadedCollections(CollectionReaderRole, ABC):
         await super().prepare()
         node, memory, past = self.node, self._memory, self._past
         measure_limit(node.cluster, node.metrics, ROW_MEMORY, lambda: (memory.used - past.bytes, memory.limit_bytes))
+        node.cluster.reports[LOADED] = self._loaded_where_memory_lacks
         self.node.before_leaving[self.role] = self._handover.until_replaced
         self.spawn_task(self._handover.run(), name="handover")
+
+    def _loaded_where_memory_lacks(self) -> list[int] | None:
+        """The ids of the collections whose writes add to the rows here. From any thread."""
+        ids = list(self._keys)
+        named = self._memory.used > REPORTED * self._memory.limit_bytes and len(ids) <= LOADED_MAX
+        return ids if named else None
 
     def now_s(self) -> float:
         return self.node.clock.clock.monotonic()

@@ -60,6 +60,10 @@ class Pace:
         self.throttle: Throttle | None = None
         self._due_s = 0.0  # when what was let in is within the rate
 
+    def concerns(self, collection: int) -> bool:
+        """Whether rows of the collection with this id go by it."""
+        return self.throttle is None or self.throttle.usage.concerns(collection)
+
     def ahead_s(self, now_s: float) -> float:
         """For how many seconds nothing may come, so that what was let in is within the rate."""
         return max(0.0, self._due_s - now_s)
@@ -91,10 +95,10 @@ class WritePressure:
         self._metrics = metrics
         self._delays = metrics.histogram("streamingnode_write_delay_seconds")
         self._reported: dict[Subject, Throttle] = {}  # by what members report
-        self._refusing: Throttle | None = None  # one of them
+        self._refusing: list[Throttle] = []  # of them
         self._refused: set[str] = set()  # vchannels, until they are below their low water mark
         self._paces: dict[Subject, Pace] = {}
-        self._slowing: list[Pace] = []  # those that all rows go by
+        self._slowing: list[Pace] = []  # those that do not go by what is unflushed
         self._shown: tuple[Throttle, ...] = ()
         rate = settings.streaming.wal_rate_limit.append_rate
         self._always = [Pace(APPEND_RATE, rate.slowdown_threshold)] if rate.enabled else []
@@ -107,9 +111,10 @@ class WritePressure:
         collection."""
         if not _add_rows(records):
             return []
-        if self._refusing is not None:
-            raise _refusal(self._refusing, collection.name)
-        paces = self._slowing
+        for refusing in self._refusing:
+            if refusing.usage.concerns(collection.id):
+                raise _refusal(refusing, collection.name)
+        paces = [each for each in self._slowing if each.concerns(collection.id)]
         tightest: Throttle | None = None
         for vchannel, size in _sizes(records).items():
             throttle = self._unflushed_throttle(collection, vchannel, size)
@@ -169,7 +174,7 @@ class WritePressure:
         refused = {subject for subject, throttle in self._reported.items() if throttle.refuses}
         self._reported = throttles_of(self._usages(), self._marks, refused)
         reported = self._reported.values()
-        self._refusing = next((each for each in reported if each.refuses), None)
+        self._refusing = [each for each in reported if each.refuses]
         self._slowing = [*self._always, *(self._pace(each) for each in reported if not each.refuses)]
         now_s = self._clock.monotonic()
         self._paces = {subject: pace for subject, pace in self._paces.items() if pace.ahead_s(now_s)}
@@ -185,7 +190,7 @@ class WritePressure:
             self._metrics.remove(FACTOR, limit=limit, collection_name=collection)
         for subject, each in found.items():
             if each.refuses and not (subject in before and before[subject].refuses):
-                _log.warning("%s", _refusal(each, each.usage.collection or "all collections").message)
+                _log.warning("%s", _refusal(each, _whose(each.usage)).message)
         self._shown = tuple(sorted(found.values(), key=_factor))
         for each in reversed(self._shown):  # of the members that a limit is about, the tightest one is shown
             usage = each.usage
@@ -216,6 +221,10 @@ def _sizes(records: Sequence[tuple[str, Record]]) -> dict[str, int]:
     for _, record in records:
         sizes[record.vchannel] = sizes.get(record.vchannel, 0) + len(record.body)
     return sizes
+
+
+def _whose(usage: Usage) -> str:
+    return usage.collection or ("all collections" if usage.collections is None else f"the collections of {usage.node}")
 
 
 def _refusal(throttle: Throttle, collection: str) -> Overloaded:

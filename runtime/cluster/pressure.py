@@ -16,6 +16,7 @@ ROW_MEMORY = "queryNode.memoryLimitBytes"
 NODE_MEMORY = "streaming.walRateLimit.nodeMemory"
 
 REPORTED = 0.5  # of a limit: what is used of it less is not reported
+LOADED_MAX = 1_000  # collections that a report names
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,18 @@ class WaterMarks:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What is used of a limit, both in its unit: by the member `node`, "" for this process, and of `collection`, "" for
-    all."""
+    all, or for those with the ids `collections`, where these are known."""
 
     limit: str
     value: int
     bound: int
     node: str = ""
     collection: str = ""
+    collections: frozenset[int] | None = None
+
+    def concerns(self, collection: int) -> bool:
+        """Whether writes to the collection with this id add to what is used."""
+        return self.collections is None or collection in self.collections
 
     @property
     def subject(self) -> Subject:
@@ -72,6 +78,7 @@ class Throttle:
             "factor": round(self.factor, 3),
             "node": usage.node,
             "collection": usage.collection,
+            "collections": None if usage.collections is None else len(usage.collections),
         }
 
 
@@ -98,15 +105,19 @@ def throttles_of(
     return {subject: throttle for subject, throttle in found.items() if throttle is not None}
 
 
-def usages_in(report: object, node: str) -> list[Usage]:
-    """What the member `node` has reported; it may be of any version, and of any types."""
+def usages_in(report: object, node: str, loaded: object = None) -> list[Usage]:
+    """What the member `node` has reported, of its memory for rows also for which collections (`loaded`, by ids); it may
+    be of any version, and of any types."""
+    ids = cast("Iterable[object]", loaded) if isinstance(loaded, list | tuple) else None
+    collections = None if ids is None else frozenset(id for id in ids if isinstance(id, int))
     if not isinstance(report, dict):
         return []
     usages: list[Usage] = []
     for limit, used in cast("dict[object, object]", report).items():
         match used:
             case (int() as value, int() as bound) | [int() as value, int() as bound] if bound > 0:
-                usages.append(Usage(str(limit), value, bound, node))
+                of = collections if limit == ROW_MEMORY else None
+                usages.append(Usage(str(limit), value, bound, node, collections=of))
             case _:
                 pass
     return usages

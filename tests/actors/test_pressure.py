@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.actors.conftest import PEOPLE, error_of
 from tests.actors.nodes import LEASE_S, Nodes
+from tests.actors.test_moves import until
 from tidewal.actors.client import Client
 from tidewal.actors.metrics import measure_limit
 from tidewal.actors.rows import to_batch
@@ -47,11 +49,11 @@ def rows_from(first: int, count: int = ROWS) -> list[dict[str, Any]]:
     return [{"id": first + n, "name": "x" * 1000, "height": 1.0} for n in range(count)]
 
 
-async def fill(client: Client, first: int, most: int = 100) -> tuple[int, Overloaded]:
+async def fill(client: Client, first: int, most: int = 100, collection: str = "people") -> tuple[int, Overloaded]:
     """Insert until that is refused; returns the first key that was not taken, and the error."""
     for _ in range(most):
         try:
-            await client.insert("people", rows_from(first))
+            await client.insert(collection, rows_from(first))
         except Overloaded as error:
             return first, error
         first += ROWS
@@ -114,6 +116,7 @@ async def test_a_full_querynode_refuses_inserts_and_deletes_bring_them_back(node
             "factor": 0.0,
             "node": "q",
             "collection": "",
+            "collections": 1,
         }
         for at in range(0, taken // 5, ROWS):  # a fifth
             await client.delete("people", list(range(at, min(at + ROWS, taken // 5))))
@@ -121,6 +124,27 @@ async def test_a_full_querynode_refuses_inserts_and_deletes_bring_them_back(node
         assert await client.count("people", consistency="strong") == taken - taken // 5 + ROWS
         await asyncio.sleep(REPORTED_S)
         assert shown(nodes, owner) == {}
+
+
+@on_virtual_time
+async def test_a_full_querynode_refuses_no_writes_to_collections_that_it_does_not_have(nodes: Nodes) -> None:
+    await nodes.start("r", [QUERY_NODE])
+    async with nodes.client() as client:
+        placed: dict[str, str] = {}  # one collection of each QueryNode
+        while len(placed) < 2:
+            name = f"people_{len(placed)}_{nodes.rng.randrange(1000)}"
+            await client.create_collection(replace(PEOPLE, name=name), shards=1, replicas=1)
+            await client.load_collection(name)
+            [[node]] = (await client.load_state(name)).vchannels.values()
+            placed[node] = name
+        first, error = await fill(client, 0, collection=placed["q"])
+        assert (error.limit, error.fields["collection"]) == (ROW_MEMORY, placed["q"])
+        await client.insert(placed["r"], rows_from(first))
+        await nodes.end("r")  # so that `q` is to have it, too
+        q = nodes.running["q"].role("querynode")
+        await until(lambda: placed["r"] in [found.name for found, vchannels in q.held() if vchannels])
+        await asyncio.sleep(REPORTED_S)
+        assert isinstance(await error_of(client.insert(placed["r"], rows_from(first + ROWS))), Overloaded)
 
 
 @on_virtual_time

@@ -206,7 +206,8 @@ async def test_tables_that_a_node_cannot_read() -> None:
 async def test_limits_that_slow_writes_down_and_refuse_them() -> None:
     refused = {"limit": "queryNode.memoryLimitBytes", "value": 97, "low": 85, "high": 95, "factor": 0.0, "node": "q"}
     slowed = {"limit": "later.limit", "value": 9, "low": 8, "high": 10, "factor": 0.5, "collection": "people"}
-    throttled = [refused, slowed, "of a later version", {}]
+    some = {**refused, "collections": 3}
+    throttled = [refused, slowed, some, "of a later version", {}]
 
     async def work(wal: Wal) -> None:
         async with stored_node(wal, "a-1") as a:
@@ -215,13 +216,15 @@ async def test_limits_that_slow_writes_down_and_refuse_them() -> None:
             await a.log.propose({"kind": "renew", "incarnation": "a-1", "number": 7, "report": report})
 
     _, told = await told_of(work)
-    assert told["conditions"][:2] == [
+    assert told["conditions"][:3] == [
         "at a all writes are refused: 97 bytes are used of queryNode.memoryLimitBytes at q, until fewer than 85 are; "
         "deletes pass",
         "at a writes to people are slowed down to 0.5 of the full rate: 9 bytes are used of later.limit, "
         "at 10 they are refused",
+        "at a writes to the collections of q are refused: 97 bytes are used of queryNode.memoryLimitBytes at q, until "
+        "fewer than 85 are; deletes pass",
     ]
-    assert len(told["conditions"]) == 3, "what cannot be read is no reason to end"
+    assert len(told["conditions"]) == 4, "what cannot be read is no reason to end"
 
 
 async def test_addresses_that_a_node_cannot_reach() -> None:

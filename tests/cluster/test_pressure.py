@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewal.runtime.cluster.pressure import Throttle, Usage, WaterMarks, throttle_of, throttles_of, usages_in
+from tidewal.runtime.cluster.pressure import (
+    ROW_MEMORY,
+    Throttle,
+    Usage,
+    WaterMarks,
+    throttle_of,
+    throttles_of,
+    usages_in,
+)
 
 BOUND = 1_000
 LIMITS = ("one", "another")
@@ -104,3 +112,13 @@ def test_reports_come_as_lists_and_limits_of_later_versions_are_passed_over():
     found = usages_in({"one": [950, BOUND], "later": (999, BOUND), "off": [5, 0], "odd": ["x", 1]}, "a")
     assert [(each.limit, each.value) for each in found] == [("one", 950), ("later", 999)]
     assert list(throttles_of(found, MARKS, set())) == [("one", "a", "")]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "limit", "concerned"),
+    [([1, 2], ROW_MEMORY, [1, 2]), ([1, "x"], ROW_MEMORY, [1]), ([], ROW_MEMORY, []), ([1], "one", [1, 2, 3])]
+    + [(other, ROW_MEMORY, [1, 2, 3]) for other in (None, 1, {"1": 2}, "12")],
+)
+def test_a_report_concerns_the_collections_that_it_names(loaded: object, limit: str, concerned: list[int]) -> None:
+    [found] = usages_in({limit: [950, BOUND]}, "a", loaded)
+    assert [id for id in (1, 2, 3) if found.concerns(id)] == concerned
