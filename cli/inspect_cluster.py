@@ -14,7 +14,7 @@ import typer
 from ..runtime.catalog.catalog import Catalog, PChannelState
 from ..runtime.clock import SystemClock, compose, physical_ms
 from ..runtime.cluster.roles import ROLE_NAMES
-from ..runtime.cluster.state import CLOCK_MS, THROTTLED, UNREACHABLE, UNREADABLE, NodeMember
+from ..runtime.cluster.state import CLOCK_MS, ROWS, THROTTLED, UNREACHABLE, UNREADABLE, NodeMember
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
@@ -25,6 +25,7 @@ from .level import described_level, level_sentence
 from .logging_setup import logged
 from .one_line import one_line
 from .open_log import LogUrl, Prefix, shown_time
+from .reported_rows import ReportedRows, not_ready
 from .results import AsJson, plain, print_titled
 from .stored_cluster import StoredCluster, cluster_of
 from .throttles import throttles_in_words
@@ -45,6 +46,7 @@ MEMBER_COLUMNS = (
     "address",
     "since",
     "age_s",
+    "rows",
     "report",
 )
 ENDED_COLUMNS = ("incarnation", "how", "time", "lease_ms")
@@ -97,7 +99,7 @@ def _sorted_members(found: StoredCluster) -> list[NodeMember]:
 
 
 def _member(found: StoredCluster, member: NodeMember, now_ms: int) -> dict[str, Any]:
-    heard = found.heard.get(member.incarnation)
+    heard, rows = found.heard.get(member.incarnation), ReportedRows.of(member)
     return {
         "node": member.name,
         "incarnation": member.incarnation,
@@ -112,6 +114,7 @@ def _member(found: StoredCluster, member: NodeMember, now_ms: int) -> dict[str, 
         "since": _time(compose(max(0, member.since_ms))),
         "renewed": _time(heard),
         "age_s": None if heard is None else max(0.0, round((now_ms - physical_ms(heard)) / 1000, 1)),
+        "rows": None if rows is None else rows.to_wire(),
         "report": _plain_report(member.report),
     }
 
@@ -170,6 +173,7 @@ def conditions(found: StoredCluster, now_ms: int) -> Iterator[str]:
     yield from _of_addresses(found)
     yield from _of_owners(found)
     yield from too_few(found)
+    yield from not_ready(found)
 
 
 def _of_the_leader(found: StoredCluster) -> Iterator[str]:
@@ -284,12 +288,19 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _member_row(member: Mapping[str, Any]) -> dict[str, object]:
-    levels = FeatureLevels(member["min_level"], member["level"])
-    return {**member, "roles": ", ".join(member["roles"]), "levels": str(levels), "report": member["report"] or None}
+    levels, rows = FeatureLevels(member["min_level"], member["level"]), member["rows"]
+    report = {name: said for name, said in member["report"].items() if name != ROWS}
+    return {
+        **member,
+        "roles": ", ".join(member["roles"]),
+        "levels": str(levels),
+        "rows": rows and f"{rows['ready']} of {rows['ready'] + rows['waiting']} ready since {rows['since']}",
+        "report": report or None,
+    }
 
 
 def _replica_row(replica: Mapping[str, Any]) -> dict[str, object]:
-    return {**replica, "querynodes": ", ".join(replica["querynodes"]) or None}
+    return {**replica, **{name: ", ".join(replica[name]) or None for name in ("querynodes", "ready")}}
 
 
 def _pchannel_row(pchannel: Mapping[str, Any]) -> dict[str, object]:

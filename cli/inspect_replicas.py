@@ -1,35 +1,44 @@
-"""Which QueryNodes are to have which vchannels, by what a log says of its cluster."""
+"""Which QueryNodes are to have which vchannels, and which of them have them, by what a log says of its cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..runtime.catalog.catalog import DROPPING, Collection
 from ..runtime.catalog.placement_wishes import DRAINED
 from ..runtime.cluster.replica_order import replica_order
 from ..runtime.cluster.roles import QUERY_NODE
+from ..runtime.cluster.state import NodeMember
+from .reported_rows import READY, state_of
 from .stored_cluster import StoredCluster
 
-REPLICA_COLUMNS = ("collection", "vchannel", "replicas", "querynodes")
+REPLICA_COLUMNS = ("collection", "vchannel", "replicas", "querynodes", "ready")
 
 
 def replicas(found: StoredCluster) -> list[dict[str, Any]]:
-    """Each vchannel, and the names of the QueryNodes that are to have it; none of a collection that is released."""
-    members = found.nodes.with_role(QUERY_NODE)
+    """Each vchannel, and the names of the QueryNodes that are to have it, none of a collection that is released; and
+    what each of these said of it with its last renewal."""
+    members = {each.incarnation: each for each in found.nodes.with_role(QUERY_NODE)}
     drained = {name for name, state in found.catalog.wishes.nodes.items() if state == DRAINED}
     return [
-        {
-            "collection": collection.name,
-            "vchannel": vchannel,
-            "replicas": collection.replicas,
-            "querynodes": [
-                found.name_of(node) for node in replica_order(vchannel, members, drained)[: collection.replicas]
-            ],
-        }
+        _replica(collection, vchannel, [members[node] for node in order[: collection.replicas]])
         for collection in _collections(found)
         for vchannel in collection.vchannels
+        for order in [replica_order(vchannel, members.values(), drained)]
     ]
+
+
+def _replica(collection: Collection, vchannel: str, nodes: Iterable[NodeMember]) -> dict[str, Any]:
+    states = [state_of(each, vchannel) for each in nodes]
+    return {
+        "collection": collection.name,
+        "vchannel": vchannel,
+        "replicas": collection.replicas,
+        "querynodes": [each["node"] for each in states],
+        "ready": [each["node"] for each in states if each["state"] == READY],
+        "states": states,
+    }
 
 
 def too_few(found: StoredCluster) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...runtime.catalog.catalog import READY, Collection
 from ...runtime.cluster.pressure import LOADED_MAX, REPORTED, ROW_MEMORY
-from ...runtime.cluster.state import LOADED
+from ...runtime.cluster.state import LOADED, ROWS
 from ...runtime.errors import CollectionNotFound, CollectionNotLoaded, TidewalError
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole, Pipeline, part_key
@@ -19,6 +19,7 @@ from .handover import Handover
 from .metrics import watch_rows
 from .past_rows import PastRows
 from .pipeline import RowPipeline
+from .readiness import LOADING, Readiness
 from .replica_assignment import ReplicaAssignment
 from .requests import HeldParams
 from .row_store import RowMemory, RowStore
@@ -49,6 +50,7 @@ class LoadedCollections(CollectionReaderRole, ABC):
         node, memory, past = self.node, self._memory, self._past
         measure_limit(node.cluster, node.metrics, ROW_MEMORY, lambda: (memory.used - past.bytes, memory.limit_bytes))
         node.cluster.reports[LOADED] = self._loaded_where_memory_lacks
+        node.cluster.reports[ROWS] = Readiness(self._states, node.clock.clock.wall_ms)
         self.node.before_leaving[self.role] = self._handover.until_replaced
         self.spawn_task(self._handover.run(), name="handover")
 
@@ -57,6 +59,14 @@ class LoadedCollections(CollectionReaderRole, ABC):
         ids = list(self._keys)
         named = self._memory.used > REPORTED * self._memory.limit_bytes and len(ids) <= LOADED_MAX
         return ids if named else None
+
+    def _states(self) -> dict[str, str]:
+        """Why each vchannel here cannot be asked for, "" where it can. From any thread."""
+        return {vchannel: self._state(part, vchannel) for part in self._rows() for vchannel in list(part.stores)}
+
+    def _state(self, part: RowPipeline, vchannel: str) -> str:
+        error = self.wrong_with(part)
+        return "" if vchannel in part.vchannels else LOADING if error is None else type(error).__name__
 
     def now_s(self) -> float:
         return self.node.clock.clock.monotonic()
@@ -91,7 +101,7 @@ class LoadedCollections(CollectionReaderRole, ABC):
         return bool(part.vchannels) or not set(self._assignment.own(collection)).isdisjoint(part.stores)
 
     def _rows(self) -> list[RowPipeline]:
-        return [part for part in self._pipelines.values() if isinstance(part, RowPipeline)]
+        return [part for part in list(self._pipelines.values()) if isinstance(part, RowPipeline)]
 
     def parts(self, id: int) -> list[RowPipeline]:
         """The pipelines of the collection with this id."""

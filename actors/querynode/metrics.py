@@ -3,12 +3,42 @@ stands still shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 
-from ...runtime.clock import HybridClock
+import pyarrow as pa
+
+from ...runtime.clock import Clock, HybridClock
 from ...runtime.metrics.metrics import Metrics
 from ..metrics import lag_ms
 from .row_store import RowStore
+
+
+class LoadMetrics:
+    """Counts loads of rows from tables: those under way, the time of those that ended well, rows and bytes."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._clock = clock
+        self._under_way = metrics.gauge("querynode_loading_num")
+        self._seconds = metrics.histogram("querynode_load_duration_seconds")
+        self._rows = metrics.counter("querynode_load_rows_total")
+        self._bytes = metrics.counter("querynode_load_bytes_total")
+
+    @contextmanager
+    def under_way(self) -> Generator[None]:
+        """A load goes on in this block."""
+        began_s = self._clock.monotonic()
+        self._under_way.inc()
+        try:
+            yield
+        finally:
+            self._under_way.dec()
+        self._seconds.observe(self._clock.monotonic() - began_s)
+
+    def loaded(self, batch: pa.RecordBatch) -> None:
+        """Count what a load has read."""
+        self._rows.inc(batch.num_rows)
+        self._bytes.inc(batch.nbytes)
 
 
 def watch_rows(metrics: Metrics, collection: str, stores: Callable[[], Sequence[RowStore]]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -26,11 +26,11 @@ from ...runtime.streams.messages import MsgPack
 from ...runtime.tables.table_store import LOG
 from ..collection_reader import TABLE_ERRORS, BeginningCheck, CollectionReaderRole, open_stream, part_key, rows_of
 from ..datanode.delta_errors import storage_errors
-from ..datanode.log_reader import read_current_at
+from ..datanode.log_reader import NewestVersions, read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import OwnTable, open_own_table
 from ..metrics import ScanMetrics, lag_ms
-from .metrics import watch_lag
+from .metrics import LoadMetrics, watch_lag
 from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
 
@@ -70,6 +70,7 @@ class RowPipeline:
         window_ms = round(role.node.settings.query_node.retention_duration * 1000)
         self._stores = {vchannel: RowStore(collection.schema, memory, window_ms) for vchannel in collection.vchannels}
         self._loading_since = role.node.clock.now()
+        self._loads = LoadMetrics(role.node.metrics, role.node.clock.clock)
         self._reached = max(role.started_ts, collection.created_ts)  # before the table was loaded last
         self._tidied_ms = 0
         watch_lag(role.node.metrics, role.node.clock, collection.vchannels, lambda: self.time_reached)
@@ -138,16 +139,21 @@ class RowPipeline:
 
     async def _fill(self, stores: Mapping[str, RowStore], log: LogTable, time: int, *, above: int = 0) -> None:
         """Apply what makes of the rows that were there at `above`, none at 0, those at `time`."""
-        for vchannel, store in stores.items():
-            before = dict(store.versions)
-            read = partial(read_current_at, log, time, above=above, vchannels=[vchannel])
-            current = await self._node.blocking(read)
-            while (batch := await self._node.blocking(partial(next, current.batches, None))) is not None:
-                for slice in _sliced(self._as_in_log(batch)):
-                    store.apply(slice, time)
-                    await asyncio.sleep(0)
-            # Of each key only the newest was loaded, yet all count as applied.
-            store.versions.update({op: before[op] + count for op, count in current.counts.items()})
+        with self._loads.under_way():
+            for vchannel, store in stores.items():
+                await self._fill_store(
+                    store, partial(read_current_at, log, time, above=above, vchannels=[vchannel]), time
+                )
+
+    async def _fill_store(self, store: RowStore, read: Callable[[], NewestVersions], time: int) -> None:
+        before, current = dict(store.versions), await self._node.blocking(read)
+        while (batch := await self._node.blocking(partial(next, current.batches, None))) is not None:
+            self._loads.loaded(batch)
+            for slice in _sliced(self._as_in_log(batch)):
+                store.apply(slice, time)
+                await asyncio.sleep(0)
+        # Of each key only the newest was loaded, yet all count as applied.
+        store.versions.update({op: before[op] + count for op, count in current.counts.items()})
 
     async def _load_past(self, vchannels: Sequence[str], time: int) -> list[RowStore]:
         """The rows that were there at `time`, from the table, once that has them."""

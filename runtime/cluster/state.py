@@ -48,6 +48,7 @@ RATES = "rates"  # bytes a second that are written, by pchannel that the member 
 CLOCK_MS = "clock_ms"  # the wall clock of its machine, in ms since 1970
 PRESSURE = "pressure"  # what it uses of limits, and these, by their settings, where that is half or more
 LOADED = "loaded"  # ids of the collections that it has rows of, where their memory is reported and they are few enough
+ROWS = "rows"  # of which vchannels the rows can be asked for (`querynode/readiness.py`)
 THROTTLED = "throttled"  # which limits slow down or refuse the writes that come to it (`Throttle.to_wire`)
 UNREADABLE = "unreadable"  # names of collections whose tables it cannot read or write
 UNREACHABLE = "unreachable"  # why it cannot reach the addresses of members, by their names

@@ -84,6 +84,7 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
     "datanode_consume_tt_lag_ms",
     "datanode_fg_buffer_size",
     "querynode_consume_tt_lag_ms",
+    "querynode_loading_num",
     "mixcoord_cut_lag_ms",
     "mixcoord_channel_without_owner_seconds",
     "actor_mailbox_depth",
@@ -114,6 +115,8 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
         await client.insert("people", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
         await client.upsert("people", [{"id": 2, "name": "c"}])
         await client.flush("people")
+        await client.release_collection("people")
+        await client.load_collection("people")
         await client.delete("people", [2])
         await client.cut("people")
         assert await client.count("people", consistency="strong") == 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,3 +248,46 @@ async def test_strong_reads_of_two_owners_and_two_query_nodes_are_never_torn_who
             stopping = True
     assert written > 20
     await nodes.stop()
+
+
+async def test_nodes_report_which_vchannels_cannot_be_asked_for_yet(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = asyncio.Event()
+
+    async def when_it_may(call: Callable[[], object]) -> object:
+        await may_load.wait()
+        return call()
+
+    def reported(name: str) -> dict[str, Any]:
+        members = three.running["rest"].node.node.cluster.members("querynode")
+        return next(each.report["rows"] for each in members if each.name == name)
+
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=3, replicas=4)
+        await client.insert("people", people(*range(50)))
+        await client.flush("people")
+        await asyncio.sleep(3)
+        there = reported("a")
+        assert (there["ready"], there["waiting"], there["vchannels"]) == (3, 0, {})
+        monkeypatch.setattr("tests.actors.nodes.in_place", when_it_may)
+        node = (await three.start("d", ("querynode",))).node.node
+        began_ms = node.clock.clock.wall_ms()
+        await asyncio.sleep(5)
+        loading = reported("d")
+        assert (loading["ready"], loading["waiting"]) == (0, 3)
+        assert set(loading["vchannels"]) == set((await client.describe_collection("people")).vchannels)
+        for since_ms, why in loading["vchannels"].values():
+            assert why == "loading"
+            assert abs(since_ms - began_ms) <= 1_000
+        assert node.metrics.value("querynode_load_rows_total") == 0
+        may_load.set()
+        await asyncio.sleep(2)
+        ready = reported("d")
+        assert (ready["ready"], ready["waiting"], ready["vchannels"]) == (3, 0, {})
+        assert 5_000 <= ready["since_ms"] - began_ms <= 7_000
+        assert node.metrics.value("querynode_load_rows_total") == 50
+        assert node.metrics.value("querynode_load_bytes_total") > 50 * 8
+        assert node.metrics.value("querynode_loading_num") == 0
+        assert node.metrics.value("querynode_load_duration_seconds") == 1
+        assert reported("a")["since_ms"] == there["since_ms"]

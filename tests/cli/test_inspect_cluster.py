@@ -366,3 +366,37 @@ async def test_which_query_nodes_are_to_have_which_vchannels() -> None:
     has = {each["collection"]: (each["replicas"], sorted(each["querynodes"])) for each in told["replicas"]}
     assert has == {"c1": (2, ["a", "b"]), "c2": (3, ["a", "b"]), "c3": (0, [])}
     assert "c2 is to have 3 replicas, and there are 2 QueryNodes" in told["conditions"]
+    assert [each["ready"] for each in told["replicas"]] == [[], [], []], "nobody has said anything"
+
+
+@pytest.mark.parametrize(
+    ("ready", "waiting", "named", "state", "ends"),
+    [
+        (1, 0, {}, "ready", ""),
+        (0, 1, {"V": [1_700_000_000_000, "loading"]}, "loading", "not yet: V (loading since 2023-11-14T22:13:20.000Z)"),
+        (7, 3, {"v": [0, "CorruptLog"]}, "unknown", "not yet: v (CorruptLog since -), and 2 more"),
+        (7, 1, {"v": [0, "CorruptLog"]}, "ready", "not yet: v (CorruptLog since -)"),
+        (1, "0", {}, "unknown", ""),
+        (1, 1, {"v": 5}, "unknown", ""),
+    ],
+)
+async def test_what_query_nodes_can_be_asked_for(
+    ready: int, waiting: object, named: dict[str, object], state: str, ends: str
+) -> None:
+    async def work(wal: Wal) -> None:
+        async with stored_node(wal, "a-1") as a:
+            await a.grant(P0)
+            await a.create(1, P0)
+            [vchannel] = a.catalog.catalog.collections["c1"].vchannels
+            said = {vchannel if name == "V" else name: why for name, why in named.items()}
+            rows = {"ready": ready, "waiting": waiting, "since_ms": 1_700_000_000_000, "vchannels": said}
+            await a.log.propose({"kind": "renew", "incarnation": "a-1", "number": 7, "report": {"rows": rows}})
+
+    _, told = await told_of(work)
+    [replica] = told["replicas"]
+    assert (replica["states"][0]["state"], replica["ready"]) == (state, ["a"] if state == "ready" else [])
+    [found, *_] = [*(each for each in told["conditions"] if "vchannels ready" in each), ""]
+    assert found == (f"a has {ready} vchannels ready, and {ends.replace('V', replica['vchannel'])}" if ends else "")
+    rows = told["members"][0]["rows"]
+    assert rows is None or rows == {"ready": ready, "waiting": waiting, "since": "2023-11-14T22:13:20.000Z"}
+    assert (rows is None) == (state == "unknown" and not ends)
