@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.actors.conftest import PEOPLE, error_of, people
-from tests.actors.nodes import NUMBERS, Nodes, Traffic
+from tests.actors.nodes import LEASE_S, NUMBERS, TAKEN_OVER_S, Nodes, Traffic
 from tests.actors.test_moves import until
 from tidewal.actors.client import Client
 from tidewal.actors.placement_client import PlacementClient
@@ -291,3 +292,59 @@ async def test_nodes_report_which_vchannels_cannot_be_asked_for_yet(
         assert node.metrics.value("querynode_loading_num") == 0
         assert node.metrics.value("querynode_load_duration_seconds") == 1
         assert reported("a")["since_ms"] == there["since_ms"]
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_killed_node_with_the_only_replica_is_replaced_by_its_next_life_at_once(
+    three: Nodes, known: bool
+) -> None:
+    """It is not waited for that its lease ends, also where its next life does not know that it is dead."""
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=6, replicas=1)
+        await client.insert("people", people(*range(60)))
+        await client.load_collection("people")
+        had = held(three, "a")
+        assert had
+        dead = await three.kill("a")
+        await three.start("a", ("querynode",), predecessor=dead.node.node.incarnation if known else "")
+        began_s = three.now_s()
+        assert await client.count("people", consistency="strong") == 60
+        assert three.now_s() - began_s < LEASE_S / 2
+        assert held(three, "a") == had
+
+
+async def test_two_nodes_of_one_name_answer_as_one(three: Nodes) -> None:
+    """The later one is asked, and the earlier one keeps nothing that others have; nothing is missing or counted twice."""
+    async with three.client() as client:
+        await client.create_collection(PEOPLE, shards=6, replicas=1)
+        await client.insert("people", people(*range(60)))
+        await client.load_collection("people")
+        earlier = three.running.pop("a")
+        await three.start("a", ("querynode",))
+        for _ in range(20):
+            assert await client.count("people", consistency="strong") == 60
+            await asyncio.sleep(0.2)
+        assert not any(vchannels for _, vchannels in earlier.role("querynode").held())
+        await asyncio.sleep(10)
+        assert not earlier.ended.is_set(), "it is told in `inspect cluster`, and ends nobody"
+
+
+async def test_a_node_that_is_cut_off_past_its_lease_answers_only_what_names_it(three: Nodes) -> None:
+    """It hears requests, and of the rest of the log nothing: what it has gets older and older (trap 34)."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client()) for _ in range(6)]
+        await clients[0].create_collection(PEOPLE, shards=2, replicas=3)
+        await clients[0].insert("people", people(*range(10)))
+        await clients[0].load_collection("people")
+        for client in clients:
+            assert await client.count("people", consistency="strong") == 10
+        each = three.cut_off("a")
+        each.deaf.update(three.owners(), (each.node.node.names.heartbeats,))
+        await asyncio.sleep(TAKEN_OVER_S)
+        await clients[0].insert("people", people(*range(10, 20)))
+        await asyncio.sleep(1)
+        for client in clients:
+            assert await client.count("people", consistency="eventually") == 20
+        asked = {"to": each.node.node.incarnation, "collection": "people", "consistency": "eventually"}
+        reply = await clients[0]._rpc.call("querynode", "stats", asked)
+        assert reply.values["rows"] == 10
