@@ -9,6 +9,7 @@ limit, and the caller decides what follows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +39,7 @@ EARLIEST, LATEST = -2, -1  # as timestamps of `offset`
 PARTITION = 0  # the only one of a topic that Tidewal makes
 CONTROL = 0  # the connection to each broker for what is not an append or a read
 PAUSE_S = 0.1  # between two attempts
+CLOSE_S = 5.0  # for connections to be closed in good order
 METADATA_AGE_S = 30.0
 TOPIC_RESOURCE = 2
 
@@ -111,8 +113,11 @@ class Cluster:
         return None
 
     async def close(self) -> None:
-        """Close all connections, and with them the requests in flight."""
-        await self._client.close()
+        """Close all connections, and with them the requests in flight. One whose broker does not take what was sent to
+        it is left: the end of the I/O thread aborts it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._client.close()
 
     async def refresh(self) -> None:
         """Refresh the metadata: which broker leads which topic. It is asked for all topics: asking for one would create

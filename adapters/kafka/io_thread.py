@@ -7,12 +7,14 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from ...runtime.errors import Closed
 
 T = TypeVar("T")
+
+CANCEL_AGAIN_S = 1.0  # `asyncio.wait_for` of Python 3.11, which the library uses, may lose a cancellation
 
 _log = logging.getLogger(__name__)
 
@@ -105,10 +107,7 @@ class IoThread:
 
     async def quit(self) -> None:
         """Cancel the background tasks; called on the loop."""
-        others = self._tasks - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await _cancel(self._tasks - {asyncio.current_task()})
 
     async def stop(self) -> None:
         """Cancel all tasks and end the thread; called from another loop."""
@@ -121,10 +120,17 @@ class IoThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self.loop.run_until_complete(_cancel(asyncio.all_tasks(self.loop)))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.drop_connections()
         self.loop.close()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        ended, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+        await asyncio.gather(*ended, return_exceptions=True)  # so that their exceptions are retrieved
