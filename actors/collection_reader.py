@@ -291,7 +291,8 @@ class BeginningCheck:
     def __init__(self, collection: Collection, stored: int, now: int) -> None:
         """`stored` is the T of the table. At the time `now` the collection was ready, so its channels had their first
         records."""
-        self._collection, self._now = collection, now
+        self.now: int = now
+        self._collection = collection
         known = stored or collection.beginning is not None  # and reading from there raises `PositionLost`
         self._missing = set[str]() if known else set(collection.vchannels)  # whose first record was not read yet
 
@@ -304,7 +305,7 @@ class BeginningCheck:
                 self._missing.discard(record.vchannel)
             elif record.vchannel in self._missing:
                 raise self._lost()
-        if self._missing and pack.end_ts >= self._now:
+        if self._missing and pack.end_ts >= self.now:
             raise self._lost()
 
     @property

@@ -10,8 +10,8 @@ from prometheus_client import Counter
 from ...runtime.catalog.catalog import Collection
 from ...runtime.clock import HybridClock, physical_ms
 from ...runtime.metrics.metrics import Metrics
+from ...runtime.streams.dispatched_stream import DispatchedStream
 from ...runtime.streams.messages import MsgPack
-from ...runtime.streams.tt_stream import TtMsgStream
 from ..metrics import ScanMetrics, lag_ms
 from .log_table import FlushResult
 
@@ -25,7 +25,7 @@ class FlushMetrics(ScanMetrics):
         metrics: Metrics,
         clock: HybridClock,
         collection: Collection,
-        stream: TtMsgStream,
+        stream: DispatchedStream,
         buffered_bytes: Callable[[], int],
     ) -> None:
         super().__init__(metrics, "datanode", collection, stream)
@@ -45,7 +45,7 @@ class FlushMetrics(ScanMetrics):
         ]
         for vchannel in collection.vchannels:
             lag = metrics.gauge("datanode_consume_tt_lag_ms", channel_name=vchannel)
-            lag.set_function(lambda: lag_ms(clock, stream.end_ts))
+            lag.set_function(lambda: lag_ms(clock, max(stream.end_ts, stream.idle_time)))
 
     def consumed(self, pack: MsgPack) -> None:
         super().consumed(pack)

@@ -34,6 +34,7 @@ from .wal_identity import open_own_table
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 FLUSHES_PER_VACUUM = 64
+LOOK_S = 1.0  # of the log's time, after which a flush that is under way is looked at
 IDLE_FLUSH_S = 600.0  # after so long a collection without rows stores how far it has read, to hold no more of the log
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
@@ -95,12 +96,15 @@ class FlushPipeline:
             self._opened.set()
         try:
             beginning = BeginningCheck(self.collection, self._stored, self._node.clock.now())
+            stream.wait_for(beginning.now)
             async for pack in stream:
                 beginning.check(pack)
                 if not self._unwritable:
                     self._role.loaded(self.collection)
                 self._buffer_rows(pack)
                 await self._store_if_due(pack)
+                if (due_s := self._due_in_s()) is not None:
+                    stream.wait_at_most(round(due_s * 1000))
         finally:
             self._ending.set()
             async with self._compacting:  # a requested compaction works on the tables, which may be removed next
@@ -176,6 +180,18 @@ class FlushPipeline:
             self._buffer = _Buffer(self._loop.time())
         else:
             self._flushing = asyncio.create_task(self._maintain())
+
+    def _due_in_s(self) -> float | None:
+        """In how many seconds there is something to do even where no rows come, that cannot wait until the stream hands
+        out a pack by itself."""
+        if self._flushing is not None or self._unwritable:
+            return LOOK_S
+        settings, due_s = self._node.settings.data_node, list[float]()
+        if self._buffer.records:
+            due_s.append(self._buffer.since + settings.flush_interval_s)
+        if settings.compaction_interval_s and self._current < self._stored:
+            due_s.append(self._compacted + settings.compaction_interval_s)
+        return max(0.0, min(due_s) - self._loop.time()) if due_s else None
 
     def _holds_what_others_wrote(self) -> bool:
         """Whether this collection has had no rows for a while, and others have on its channels, or nothing of it is

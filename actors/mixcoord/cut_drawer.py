@@ -21,6 +21,7 @@ from ..node import Node
 from ..owners import Owners
 
 CUT_INTERVAL_S = 0.5
+FIRST_LOOK_S = 10.0  # between two looks at what retention has removed
 CUT_DEADLINE_S = 2.0  # of a cut that no client waits for: the next one waits behind it
 CUT_AGAIN_MS = 24 * 3600 * 1000  # while nothing is written: cuts are kept for two weeks, rows perhaps longer
 ASKED_DEADLINE_S = 30.0
@@ -38,6 +39,7 @@ class CutDrawer:
         self._last: Cut | None = None  # of those that no client has asked for
         self._last_id = b""
         self._first_id = b""  # of the cuts that there are, where retention may remove some soon
+        self._look_s = 0.0  # when that is looked at next
         self._time = 0
         node.metrics.gauge("mixcoord_cut_lag_ms").set_function(lambda: lag_ms(node.clock, self._time))
 
@@ -90,7 +92,9 @@ class CutDrawer:
         return id
 
     async def _look_at_first(self) -> None:
-        if self._node.wal.capabilities.shared_segments:
+        now_s = asyncio.get_running_loop().time()
+        if self._node.wal.capabilities.shared_segments and now_s >= self._look_s:
+            self._look_s = now_s + FIRST_LOOK_S
             with suppress(*_AWAY):  # looked at again in a moment
                 kept = await self._node.wal.describe(self._node.names.cuts)
                 self._first_id = kept.first_id or (kept.latest_id or b"") + b"\0"  # none there: behind the last one

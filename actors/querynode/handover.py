@@ -44,7 +44,7 @@ class Handover:
         """Look from time to time: what is kept for too long costs memory, no question."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for collection, vchannels in self._holdings.held():
+            for collection, vchannels in self._holdings.held() if self._assignment.has_others() else ():
                 if surplus := self._surplus(collection, vchannels):
                     there = await self.holders(collection, surplus)
                     still = self._surplus(collection, surplus)  # others may have become this node's again meanwhile

@@ -53,6 +53,7 @@ class LoadedCollections(CollectionReaderRole, ABC):
         node.cluster.reports[ROWS] = Readiness(self._states, node.clock.clock.wall_ms)
         self.node.before_leaving[self.role] = self._handover.until_replaced
         self.spawn_task(self._handover.run(), name="handover")
+        self.spawn_task(past.run(), name="past rows")
 
     def _loaded_where_memory_lacks(self) -> list[int] | None:
         """The ids of the collections whose writes add to the rows here. From any thread."""

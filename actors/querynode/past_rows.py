@@ -13,6 +13,7 @@ from ..collection_reader import PartKey
 from .row_store import RowStore
 
 KEPT_S: Final = 30.0  # after they were last asked for, or loaded
+EXPIRE_S: Final = 5.0  # between two looks at what is to go
 
 _Key: TypeAlias = tuple[PartKey, tuple[str, ...], int]  # the part, those of its vchannels that it has yet, the time
 Load: TypeAlias = Callable[[], Coroutine[object, object, Sequence[RowStore]]]
@@ -55,6 +56,12 @@ class PastRows:
         loaded = [each.loading for each in list(self._snapshots.values()) if each.loading.done()]
         kept = [each.result() for each in loaded if not each.cancelled() and each.exception() is None]
         return sum(store.bytes for stores in kept for store in stores)
+
+    async def run(self) -> None:
+        """Let go of what was not asked for lately, again and again."""
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self.expire()
 
     def expire(self) -> None:
         """Let go of what was not asked for lately."""

@@ -36,6 +36,7 @@ from .row_store import RowMemory, RowStore
 
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
 TIDY_MS = 20  # of the log's time between two rounds of housekeeping, which the questions of a pack would wait for
+UNTIDY_MS = 500  # the same, where nothing comes any more
 
 _log = logging.getLogger("tidewal.collections")
 
@@ -57,7 +58,7 @@ class RowPipeline:
         times, in `past`."""
         collection = replace(whole, vchannels=tuple(vchannels))
         self.collection: Collection = collection
-        self.tsafe: int = 0
+        self._tsafe = 0
         self._whole = whole
         self._role = role
         self._node = role.node
@@ -101,6 +102,7 @@ class RowPipeline:
     async def _follow(self, beginning: BeginningCheck) -> None:
         """Apply what the stream reads, until that ends. Raises `PositionLost`."""
         scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
+        self._stream.wait_for(beginning.now)
         try:
             async for pack in self._stream:
                 beginning.check(pack)
@@ -122,7 +124,7 @@ class RowPipeline:
         log, time, positions = await self._open_table()
         if time <= self.tsafe:
             return False
-        above, self.tsafe = self.tsafe, 0  # nothing can be asked for while a part of the rows is there
+        above, self._tsafe = self.tsafe, 0  # nothing can be asked for while a part of the rows is there
         self._loading_since, self._reached = self._node.clock.now(), max(self._reached, above)
         await self._fill(self._stores, log, time, above=above)
         for store in self._stores.values():
@@ -181,7 +183,7 @@ class RowPipeline:
     async def _apply(self, pack: MsgPack) -> None:
         """Apply a pack. Other tasks on the loop, which may query the rows, run in between only where everything up to
         some time is applied, and nothing behind it."""
-        applied, since_pause = self.tsafe, 0
+        applied, since_pause = self._tsafe, 0
         for record in pack.messages:
             if since_pause >= ROWS_PER_SLICE and record.ts > applied:
                 self._advance(applied)
@@ -197,15 +199,21 @@ class RowPipeline:
                     since_pause += rows.num_rows
             applied = record.ts
         self._advance(pack.end_ts)
-        if physical_ms(self.tsafe) >= self._tidied_ms + TIDY_MS:
-            self._tidy()
+        if physical_ms(self._tsafe) >= self._tidied_ms + TIDY_MS:
+            untidy = self._tidy()
+        else:
+            untidy = bool(pack.messages)
+        if untidy:
+            self._stream.wait_at_most(UNTIDY_MS)
 
-    def _tidy(self) -> None:
-        self._tidied_ms = physical_ms(self.tsafe)
+    def _tidy(self) -> bool:
+        """Do a step of housekeeping; returns whether there is more to do, or will be soon."""
+        self._tidied_ms = physical_ms(self._tsafe)
+        untidy = False
         for store in self._stores.values():
-            store.advance(self.tsafe)
-            store.maintain()
-        self._past.expire()
+            store.advance(self._tsafe)
+            untidy = store.maintain() or store.has_changes or untidy
+        return untidy
 
     async def stores_at(self, at: int | None) -> Mapping[str, RowStore]:
         """The row stores, by vchannel, to be read at the time `at`, which has been waited for: from the table, where
@@ -219,6 +227,14 @@ class RowPipeline:
         return dict(zip(vchannels, past, strict=True))
 
     @property
+    def tsafe(self) -> int:
+        """Everything up to this time is applied; 0 while the table is loaded. It never goes back. While nothing comes
+        for these vchannels it is the time of their channels."""
+        if self._tsafe:
+            self._tsafe = max(self._tsafe, self._stream.idle_time)
+        return self._tsafe
+
+    @property
     def stores(self) -> Mapping[str, RowStore]:
         """The row stores, by vchannel."""
         return self._stores
@@ -226,7 +242,7 @@ class RowPipeline:
     @property
     def vchannels(self) -> Sequence[str]:
         """Those whose rows can be asked for: none while the table is loaded."""
-        return list(self._stores) if self.tsafe and self._failure is None else []
+        return list(self._stores) if self._tsafe and self._failure is None else []
 
     @property
     def failure(self) -> TidewalError | None:
@@ -235,8 +251,9 @@ class RowPipeline:
 
     @property
     def time_reached(self) -> int:
-        """`tsafe`, or since when its rows cannot be asked for: however often the tables are loaded again."""
-        return self.tsafe or self._reached
+        """`tsafe`, or since when its rows cannot be asked for: however often the tables are loaded again. From any
+        thread."""
+        return max(self._tsafe, self._stream.idle_time) if self._tsafe else self._reached
 
     def discard(self, vchannel: str) -> None:
         """Let go of the rows of a vchannel that other nodes have. Questions that read them have them until they end."""
@@ -247,8 +264,8 @@ class RowPipeline:
     # ---- freshness --------------------------------------------------------------------------------------------------
 
     def _advance(self, time: int) -> None:
-        self.tsafe = max(self.tsafe, time)
-        while self._waiters and self._waiters[0][0] <= self.tsafe:
+        self._tsafe = max(self._tsafe, time)
+        while self._waiters and self._waiters[0][0] <= self._tsafe:
             waiter = heapq.heappop(self._waiters)[2]
             if not waiter.done():
                 waiter.set_result(None)

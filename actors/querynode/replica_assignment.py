@@ -27,6 +27,10 @@ class ReplicaAssignment:
             self._basis = basis
             self._orders.clear()
 
+    def has_others(self) -> bool:
+        """Whether there are other QueryNodes, by the members as they are now."""
+        return self._cluster.has_other(self._role)
+
     def order(self, vchannel: str) -> Sequence[str]:
         """All QueryNodes, in the order in which they are to have `vchannel`."""
         found = self._orders.get(vchannel)

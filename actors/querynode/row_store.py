@@ -178,6 +178,11 @@ class RowStore:
         self._put(run[0], run[1], _merged(self._chunks[run[0] : run[1]]))
         return True
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether rows are kept that have ended, for those who read the store as it was before."""
+        return bool(self._changes)
+
     def begin(self, time: int) -> None:
         """What was applied is what was there at `time`: the store cannot be read as it was before."""
         self._forget(time)

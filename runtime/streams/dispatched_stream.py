@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import cast
 
+from ..clock import add_ms
 from ..errors import OrderViolated
 from ..log.names import pchannel_of
 from ..log.record import Record
 from ..log.wal import FromId, Start, Wal
 from .channel_reader import ChannelReader, Grants, OnBadRecord
 from .dispatcher import Dispatchers, Target
+from .messages import MsgPack
 from .pursuit import Pursuit
 from .stream_base import reading
 from .tt_stream import OnLate, TtChannel, TtMsgStream
@@ -22,8 +25,9 @@ class DispatchedStream(TtMsgStream):
     owner.
 
     Where the stream waits for nothing (it holds no message back, and `wait_for` nothing later than its last pack), it
-    hears of the channels' time once a second only. What it has not handed out counts in the node's budget, and a stream
-    that lets it stand holds up the others for `PATIENCE_S` at most.
+    hands out a pack for the time alone only each `IDLE_STEP_MS * IDLE_TURNS`; `idle_time` says how far the channels
+    are. What it has not handed out counts in the node's budget, and a stream that lets it stand holds up the others for
+    `PATIENCE_S` at most.
     """
 
     def __init__(
@@ -43,7 +47,8 @@ class DispatchedStream(TtMsgStream):
         self.vchannels: frozenset[str] = frozenset(vchannels)
         self.turn: int = next(dispatchers.turns)
         self._dispatchers = dispatchers
-        self._wanted = 0
+        self._wanted: list[int] = []  # a heap of times, some of which the last pack may cover
+        self._awaited = False  # the reader has done with the last pack, and asks for the next
         super().__init__(
             wal,
             group=group,
@@ -57,17 +62,44 @@ class DispatchedStream(TtMsgStream):
 
     def wait_for(self, time: int) -> None:
         """Hand out a pack as soon as one covers `time`."""
-        if time > self._wanted:
-            self._wanted = time
+        if time > self._end:
+            heapq.heappush(self._wanted, time)
             self._progress.set()
 
+    def wait_at_most(self, ms: int) -> None:
+        """Hand out a pack by the time that lies `ms` behind the last one, if none is waited for that comes earlier."""
+        time = add_ms(self._end, ms)
+        if self._next_wanted() is None or self._wanted[0] > time:
+            self.wait_for(time)
+
+    def _next_wanted(self) -> int | None:
+        """The earliest time that is waited for, behind the last pack."""
+        while self._wanted and self._wanted[0] <= self._end:
+            heapq.heappop(self._wanted)
+        return self._wanted[0] if self._wanted else None
+
     def announce(self, channel: str, term: int, cseq: int, time: int) -> None:
-        """Apply an announcement that was made for this stream, which is to hand out a pack that covers it. Others are
-        not woken for it: what they would do first, the question that waits for this one would wait for."""
+        """Apply an announcement that was made for this stream. Others are not woken for it: what they would do first,
+        the question that waits for this one would wait for."""
         if channel in self._channels:
             self._dispatchers.of(channel).announce(term, cseq, time, wake=False)
-            self._wanted = max(self._wanted, time)
-            self._progress.set()
+            if self._next_wanted() is not None:
+                self._progress.set()
+
+    @property
+    def idle_time(self) -> int:
+        """Where the reader has done with all packs so far and waits for the next, and nothing is there for it yet: the
+        time of the channels, up to which it has everything. Else 0. Callable from any thread."""
+        if not self._awaited:
+            return 0
+        return min(target.idle_time for target in self._targets)
+
+    async def __anext__(self) -> MsgPack:
+        self._awaited = True
+        try:
+            return await super().__anext__()
+        finally:
+            self._awaited = False
 
     def give_up(self, vchannel: str) -> None:
         """Hand out no more records of a vchannel but those that are buffered, and read its pchannel no more where the
@@ -117,16 +149,24 @@ class DispatchedStream(TtMsgStream):
             if target.scan is not None:
                 target.scan.tell(target)
         needed = [record.ts for target in self._targets for record in target.first_message()]
-        if self._wanted > self._end:
-            needed.append(self._wanted)
-        for target in self._targets if needed else ():
-            if target.time < min(needed):
-                target.dispatcher.eager[target] = min(needed)
+        if (wanted := self._next_wanted()) is not None:
+            needed.append(wanted)
+        if needed:
+            self._wake_at(min(needed))
         return super()._least_time()
+
+    def _wake_at(self, time: int) -> None:
+        """Let the dispatchers wake the stream where the channels that are behind `time` get there."""
+        for target in self._targets:
+            if target.time < time:
+                target.dispatcher.eager[target] = time
 
     def _pursues(self, pursuit: Pursuit, time: int, waited_s: float) -> bool:
         full = any(target.aside or not target.has_room for target in self._targets)
-        return not full and super()._pursues(pursuit, time, waited_s)
+        pursues = not full and super()._pursues(pursuit, time, waited_s)
+        if pursues:
+            self._wake_at(pursuit.goal)
+        return pursues
 
     # ---- called by targets and dispatchers --------------------------------------------------------------------------
 

@@ -28,8 +28,8 @@ from .tt_stream import TtChannel
 RECENT_BYTES = 256 * 1024  # of records that a scan keeps, for targets that join a little behind it
 PATIENCE_S = 0.1  # how long the other targets of a scan wait for one whose buffer is full
 TURN_BYTES = 64 * 1024 * 1024  # that the scan behind reads at most while other targets wait for it
-IDLE_STEP_MS = 100  # of the channel's time, after which streams whose turn it is hear of it
-IDLE_TURNS = 10  # so each stream hears of it once a second, and the loop is not busy with all of them at once
+IDLE_STEP_MS = 500  # of the channel's time, after which streams whose turn it is hear of it
+IDLE_TURNS = 60  # so each stream hears of it twice a minute, and the loop is not busy with all of them at once
 
 
 class Place(NamedTuple):
@@ -139,6 +139,12 @@ class Target(TtChannel):
         held = 0 if self.closed else self.bytes
         self.dispatcher.budget.used += held - self._counted
         self._counted = held
+
+    @property
+    def idle_time(self) -> int:
+        """How far the channel is where all that was read of it was handed out; else 0."""
+        scan = self.scan
+        return 0 if scan is None or any(self.first_message()) or not scan.reached(self) else scan.time
 
     @property
     def has_room(self) -> bool:

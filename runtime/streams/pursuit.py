@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..clock import Clock, HybridClock, physical_ms
+from ..clock import Clock, HybridClock, add_ms, compose, physical_ms
 from ..config.settings import MqSettings
 
 LAG_S = 10.0
@@ -23,6 +23,11 @@ class Pursuit:
     lag_s: float = LAG_S
     buffer_bytes: int = BUFFER_BYTES
     buffer_time_s: float = BUFFER_TIME_S
+
+    @property
+    def goal(self) -> int:
+        """The time from which on a stream is not far behind, now."""
+        return max(0, add_ms(compose(self.clock.wall_ms()), -round(self.lag_s * 1000)))
 
     def goes_on(self, time: int, buffered_bytes: int, waited_s: float) -> bool:
         """Whether to read on before records at or before `time` are handed out, with `buffered_bytes` buffered and

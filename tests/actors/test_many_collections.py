@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from tidewal.actors import collection_reader
 from tidewal.actors.datanode import DataNode
+from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
 
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
@@ -88,3 +90,43 @@ async def test_what_is_counted_by_channel_begins_once_for_each(home, monkeypatch
         series = node.node.metrics.series("wal_dead_letter_message_total")
     assert set(begun.values()) == {2}  # by the DataNode and the QueryNode
     assert begun.keys() <= {channel for channel, _ in series}
+
+
+@MEMORY_ONLY
+async def test_idle_collections_get_no_packs_and_are_as_fresh_as_their_channels(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, make = Counter[str](), TtMsgStream._pack
+
+    def counted(stream: TtMsgStream, time: int):
+        packs[stream.group] += 1
+        return make(stream, time)
+
+    async with home.client() as client:
+        for number in range(COLLECTIONS):
+            await create(home, client, number)
+        await client.insert("c0", home.people(1))
+        await client.flush("c0")
+        await home.elapse(30)
+        monkeypatch.setattr(TtMsgStream, "_pack", counted)
+        await home.elapse(60)
+        assert max(packs.values()) <= 3 * COLLECTIONS  # each hears of the time twice a minute
+        packs.clear()
+        for consistency in ("strong", "bounded", "eventually"):
+            for number in range(COLLECTIONS):
+                answer = await client.query(f"c{number}", consistency=consistency)
+                assert answer.age_ms <= 500
+                assert len(answer.table) == (number == 0)
+        assert sum(packs.values()) <= 3
+
+
+@MEMORY_ONLY
+async def test_rows_of_a_collection_that_was_idle_are_stored_in_time(home) -> None:
+    async with home.client() as client:
+        await create(home, client, 0)
+        await home.elapse(60)
+        await client.insert("c0", home.people(*range(3)))
+        await home.elapse(10.5)
+        assert DeltaTable(home.tables / "c0" / "log").to_pyarrow_table().num_rows == 3
+        await home.elapse(301)
+        assert DeltaTable(home.tables / "c0" / "current").to_pyarrow_table().num_rows == 3

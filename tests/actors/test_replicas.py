@@ -314,7 +314,7 @@ async def test_a_killed_node_with_the_only_replica_is_replaced_by_its_next_life_
 
 
 async def test_two_nodes_of_one_name_answer_as_one(three: Nodes) -> None:
-    """The later one is asked, and the earlier one keeps nothing that others have; nothing is missing or counted twice."""
+    """The later one is asked, and the earlier one keeps nothing that others have; all is there once."""
     async with three.client() as client:
         await client.create_collection(PEOPLE, shards=6, replicas=1)
         await client.insert("people", people(*range(60)))
