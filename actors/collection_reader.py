@@ -117,8 +117,9 @@ class CollectionReaderRole(Role, ABC):
         seen: object = None
         while True:
             members = [(member.incarnation, member.draining) for member in self.node.cluster.members(self.role)]
-            found = self.catalog.fold.position, members
-            if found != seen:  # else members have renewed their leases
+            catalog = self.catalog.catalog
+            found = catalog, catalog.collection_changes, catalog.wishes, members
+            if found != seen:  # else members have renewed their leases, or owners the limits of their timestamps
                 seen = found
                 self._start_pipelines()
                 for pipeline in self.unwanted():

@@ -162,6 +162,7 @@ class Catalog:
     def __init__(self) -> None:
         self.next_id: int = 1
         self.collections: dict[str, Collection] = {}
+        self.collection_changes: int = 0  # how often they have changed
         self.channels: dict[str, PChannelState] = {}
         self.wishes: PlacementWishes = PlacementWishes()
         self._names: dict[int, str] = {}  # of the collections, by id
@@ -222,11 +223,13 @@ class Catalog:
         wishes = PlacementWishes.from_wire(snapshot.get("wishes", {}))
         self.next_id, self.channels, self.wishes = next_id, channels, wishes
         self.collections, self._names, self._shards = {}, {}, Counter()
+        self.collection_changes += 1
         for collection in collections:
             self._add(collection)
 
     def _add(self, collection: Collection) -> None:
         self.collections[collection.name] = collection
+        self.collection_changes += 1
         self._names[collection.id] = collection.name
         self._shards.update(map(pchannel_of, collection.vchannels))
 
@@ -252,11 +255,13 @@ class Catalog:
     def _on_dropped(self, event: Event) -> None:
         dropped = self._present(event)
         del self.collections[dropped.name], self._names[dropped.id]
+        self.collection_changes += 1
         self._shards -= Counter(map(pchannel_of, dropped.vchannels))  # keeps what is above 0
 
     def _change(self, event: Event, **fields: Any) -> None:
         found = self._present(event)
         self.collections[found.name] = replace(found, **fields)
+        self.collection_changes += 1
 
     def _present(self, event: Event) -> Collection:
         found = self.by_id(event["id"])

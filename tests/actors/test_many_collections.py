@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tidewal.actors import collection_reader
+from tidewal.actors.collection_reader import CollectionReaderRole
 from tidewal.actors.datanode import DataNode
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
@@ -23,7 +24,7 @@ async def create(home, client, number: int) -> None:
 
 @MEMORY_ONLY
 async def test_one_more_collection_is_not_a_look_at_all_of_them(home, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at, serves = Counter[str](), DataNode.serves
+    looked_at, serves, start = Counter[str](), DataNode.serves, CollectionReaderRole._start_pipelines
 
     def counted(role: DataNode, collection) -> bool:
         looked_at[collection.name] += 1
@@ -34,8 +35,10 @@ async def test_one_more_collection_is_not_a_look_at_all_of_them(home, monkeypatc
             await create(home, client, number)
         await home.elapse(2)
         monkeypatch.setattr(DataNode, "serves", counted)
-        await home.elapse(30)
+        monkeypatch.setattr(CollectionReaderRole, "_start_pipelines", lambda role: looked_at.update((role.role,)))
+        await home.elapse(30)  # while the limits of timestamps are raised
         assert not looked_at
+        monkeypatch.setattr(CollectionReaderRole, "_start_pipelines", start)
         await create(home, client, COLLECTIONS)
         await home.elapse(2)
         assert set(looked_at) == {f"c{COLLECTIONS}"}
