@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,7 +105,7 @@ class FlushPipeline:
                 self._buffer_rows(pack)
                 await self._store_if_due(pack)
                 if (due_s := self._due_in_s()) is not None:
-                    stream.wait_at_most(round(due_s * 1000))
+                    stream.wait_at_most(max(1, math.ceil(due_s * 1000)))
         finally:
             self._ending.set()
             async with self._compacting:  # a requested compaction works on the tables, which may be removed next

@@ -67,7 +67,8 @@ class DispatchedStream(TtMsgStream):
             self._progress.set()
 
     def wait_at_most(self, ms: int) -> None:
-        """Hand out a pack by the time that lies `ms` behind the last one, if none is waited for that comes earlier."""
+        """Hand out a pack by the time that lies `ms` behind the last one, 1 at least, if none is waited for that comes
+        earlier."""
         time = add_ms(self._end, ms)
         if self._next_wanted() is None or self._wanted[0] > time:
             self.wait_for(time)
