@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.backends import Observed
-from tidewal.runtime.clock import compose, physical_ms
+from tidewal.runtime.clock import SystemClock, compose, physical_ms
 from tidewal.runtime.errors import Closed, OrderViolated, PositionLost
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, FromTime, Start, Wal
@@ -24,6 +24,7 @@ from tidewal.runtime.streams.channel_reader import Granted
 from tidewal.runtime.streams.dispatched_stream import DispatchedStream
 from tidewal.runtime.streams.dispatcher import Dispatchers
 from tidewal.runtime.streams.messages import MsgPack, Position
+from tidewal.runtime.streams.pursuit import Pursuit
 from tidewal.runtime.streams.stream_base import RECORD_OVERHEAD_BYTES, reading
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.clock import elapse, run_virtual
@@ -479,6 +480,27 @@ async def check_turns() -> None:
         await stream.close()
     await asyncio.gather(*following)
     await memory.close()
+
+
+async def test_a_stream_in_pursuit_ends_it_as_soon_as_the_channel_is_read_so_far(memory):
+    class Wall(SystemClock):
+        def wall_ms(self) -> int:
+            return 100_000
+
+    await put(memory, row(1, "p_1"))
+    dispatchers = Dispatchers(memory, 10**6, Metrics())
+    streams = [opened(memory, dispatchers, f"p_{number}", pursuit=Pursuit(Wall(), lag_s=10)) for number in range(2)]
+    reading_on = asyncio.create_task(anext(streams[1]))
+    for ms in (89_900, 90_100):  # it is not the turn of the stream
+        await asyncio.sleep(0.01)
+        assert not reading_on.done()
+        dispatchers.announce("p", 1, 1, compose(ms, 0))
+    async with asyncio.timeout(20):
+        pack = await reading_on
+    assert pack.end_ts == compose(90_100, 0)
+    assert len(pack.messages) == 1
+    for stream in streams:
+        await stream.close()
 
 
 async def test_streams_that_come_and_go_leave_nothing(memory):
