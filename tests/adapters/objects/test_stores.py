@@ -1,0 +1,103 @@
+"""The stores that the log lies on: a directory, a bucket, and the simulated one that the other tests use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.adapters.objects.simulated_store import Objects, SimulatedStore
+from tidewal.adapters.objects.bucket_store import BucketStore
+from tidewal.adapters.objects.directory_store import DirectoryStore
+from tidewal.adapters.objects.store import ObjectStore
+from tidewal.runtime.errors import JournalFailed, Unavailable
+
+
+@pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.slow), "simulated"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "directory":
+        return DirectoryStore(str(tmp_path / "made" / "by the first object"))
+    if request.param == "simulated":
+        return SimulatedStore(Objects())
+    return request.getfixturevalue("bucket")
+
+
+async def test_an_object_is_created_once_and_stays_as_it_was(store: ObjectStore) -> None:
+    assert await store.get("a/1") is None
+    assert await store.create("a/1", b"first")
+    assert not await store.create("a/1", b"second")
+    assert await store.get("a/1") == b"first"
+    assert (await store.get("a/1", 1, 3), await store.get("a/1", 2), await store.get("a/1", 0, 99)) == (
+        b"ir",
+        b"rst",
+        b"first",
+    )
+
+
+async def test_of_many_that_create_one_key_one_succeeds_with_its_body(store: ObjectStore) -> None:
+    for key in (f"race/{number}" for number in range(4)):
+        bodies = [uuid4().bytes * 100 for _ in range(16)]
+        created = await asyncio.gather(*(store.create(key, body) for body in bodies))
+        assert created.count(True) == 1
+        assert await store.get(key) == bodies[created.index(True)]
+
+
+async def test_objects_are_replaced_deleted_and_listed(store: ObjectStore) -> None:
+    await store.put("hint", b"1")
+    await store.put("hint", b"2")
+    await store.create("a/1", b"")
+    await store.create("a/2/3", b"")
+    assert (await store.get("hint"), await store.get("a/1")) == (b"2", b"")
+    assert sorted([key async for key in store.list("a/")]) == ["a/1", "a/2/3"]
+    await store.delete("a/1")
+    await store.delete("a/1")
+    assert [key async for key in store.list("a/")] == ["a/2/3"]
+
+
+async def test_a_directory_syncs_file_and_folder_before_it_says_that_it_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(str(tmp_path))
+    await store.create("l0/0", b"")  # the folders are there now
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    assert await store.create("l0/1", b"body")
+    assert [os.path.dirname(path) for path in synced] == ["/unfinished", "/"]
+    assert synced[1] == "/l0"
+    assert not await store.create("l0/1", b"other")
+    assert synced[-1] == "/l0"  # whoever finds it there may rest on it
+    assert list((tmp_path / "unfinished").iterdir()) == []
+
+
+async def test_a_directory_takes_nothing_more_after_a_sync_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(str(tmp_path))
+    await store.create("a", b"")
+
+    def failing(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", failing)
+        with pytest.raises(JournalFailed):
+            await store.create("b", b"")
+    with pytest.raises(JournalFailed):
+        await store.create("c", b"")
+    assert (await store.get("a"), await store.get("c")) == (b"", None)
+
+
+async def test_a_store_that_is_not_there_is_unavailable() -> None:
+    config = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    with pytest.raises(Unavailable) as caught:
+        await BucketStore("s3://bucket/log", config).create("a", b"")
+    assert caught.value.outcome_unknown
