@@ -89,7 +89,9 @@ def test_the_metadata_say_what_it_is_and_where_to_read_on(built: dict[str, Path]
     assert set(metadata["Keywords"].split(",")) == set(project["keywords"])
     pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)}
     assert pythons <= set(metadata.get_all("Classifier", []))
-    assert set(metadata.get_all("Provides-Extra", [])) == {"all", "kafka", "node", "pulsar", "spark", "testing"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        *("all", "kafka", "node", "objects", "pulsar", "spark", "testing")
+    }
 
 
 def test_no_link_of_the_page_on_an_index_is_relative(built: dict[str, Path]) -> None:
