@@ -63,7 +63,7 @@ class BlockHeader:
 
 
 class SectionRow(NamedTuple):
-    """A row of a block's table: the section with so many `entries`, all of one channel, numbered from `first_seq` on. It
+    """A row of a block's table: the section with so many `entries` of one channel, numbered from `first_seq` on. It
     lies at `offset` in the block and has `length` bytes."""
 
     channel: int

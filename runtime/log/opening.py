@@ -78,8 +78,13 @@ def find_backend(url: str) -> WalBackend:
 
 
 def backend_name(url: str) -> str:
-    """The name of the backend that a URL means: its scheme, without what follows a `+`. "" for what is no URL."""
-    return split_url(url).scheme.partition("+")[0]
+    """The name of the backend that a URL means: its scheme, without what follows a `+`, or that of the backend that has
+    a scheme of another name. "" for what is no URL."""
+    scheme = split_url(url).scheme
+    name = scheme.partition("+")[0]
+    if entry_points(group=ENTRY_POINTS, name=name):
+        return name
+    return next((backend.name for backend in installed_backends() if scheme in backend.schemes), name)
 
 
 def url_forms() -> str:

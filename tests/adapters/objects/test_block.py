@@ -86,10 +86,10 @@ def test_a_block_of_a_newer_version_is_told_from_a_broken_one() -> None:
 def test_a_section_is_checked_alone() -> None:
     row = SAMPLE.table[1]
     section = bytearray(SAMPLE.section(row))
-    check_section(section, row, "key")
+    check_section(bytes(section), row, "key")
     section[-1] ^= 1
     with pytest.raises(CorruptLog) as caught:
-        check_section(section, row, "key")
+        check_section(bytes(section), row, "key")
     assert caught.value.offset == row.offset
 
 

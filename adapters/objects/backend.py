@@ -1,0 +1,102 @@
+"""Object storage as a backend: what is known of it before the library for buckets is loaded."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from ...runtime.errors import ConfigError
+from ...runtime.log.backend import WalBackend
+from ...runtime.log.redaction import shown_url, split_url
+from ...runtime.log.wal import Capabilities, Wal
+
+if TYPE_CHECKING:
+    from .settings import ObjectsSettings
+    from .store import ObjectStore
+
+CAPABILITIES: Final = Capabilities(
+    atomic_batches=True,
+    seek_by_time=True,
+    truncate=True,
+    multi_process_write=False,
+    one_node=True,
+    groups=True,
+    individual_acks=True,
+    atomic_commits=True,
+)
+OPTIONS: Final[tuple[str, ...]] = ("endpoint", "region")  # of a URL, for a bucket
+
+
+class ObjectsBackend(WalBackend):
+    """A log in a bucket, or in a directory that machines may share."""
+
+    name = "objects"
+    schemes: tuple[str, ...] = ("s3", "gs", "az", "file")
+    url_form = "s3://bucket/prefix"
+
+    async def open(
+        self,
+        url: str,
+        *,
+        own: bool | None = None,
+        read_only: bool = False,
+        settings: ObjectsSettings | None = None,
+        **options: Any,
+    ) -> Wal:
+        """Open `s3://bucket/prefix` (`gs://`, `az://account/container/prefix`) or `file:///absolute/directory`. Opening
+        changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
+        With `own` True opening does so. A URL of a bucket may have `?endpoint=…&region=…`; credentials come from the
+        environment alone."""
+        from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
+        from .wal import ObjectWal
+
+        if own and read_only:
+            raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
+        settings = settings or ObjectsSettings()
+        if split_url(url).scheme == "file" and settings.linger_ms is None:
+            settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
+        wal = ObjectWal(shown_url(url), self._store(url), settings, **options)
+        await wal.open(must_be=read_only, own=bool(own))
+        return wal
+
+    def _store(self, url: str) -> ObjectStore:
+        self.check_url(url)
+        parts = split_url(url)
+        if parts.scheme == "file":
+            from .directory_store import DirectoryStore
+
+            return DirectoryStore(os.path.abspath(parts.netloc + unquote(parts.path)))
+        from .bucket_store import BucketStore
+
+        return BucketStore(parts._replace(query="").geturl(), dict(parse_qsl(parts.query)))
+
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def settings(self) -> type[ObjectsSettings]:
+        from .settings import ObjectsSettings
+
+        return ObjectsSettings
+
+    def check_url(self, url: str) -> None:
+        parts = split_url(url)
+        if parts.scheme == "file":
+            if parts.netloc not in ("", ".", "..") or parts.path in ("", "/"):
+                raise ConfigError(f"{shown_url(url)!r}: write file:///absolute/directory", key="wal")
+            return
+        unknown = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if name not in OPTIONS]
+        if not parts.hostname or not parts.path.strip("/") or parts.username is not None or unknown:
+            raise ConfigError(
+                f"{shown_url(url)!r}: write {self.url_form}, with {' and '.join(OPTIONS)} as its only options",
+                key="wal",
+            )
+
+    def absolute_url(self, url: str) -> str:
+        parts = split_url(url)
+        if parts.scheme == "file" and parts.netloc:
+            return f"file://{os.path.abspath(parts.netloc + parts.path)}"
+        return url
+
+
+BACKEND = ObjectsBackend()

@@ -1,0 +1,229 @@
+"""Gather what is submitted into blocks, and answer when they are durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ...runtime.errors import Fenced, TidewalError, Unavailable
+from .block import Block, BlockHeader, BlockKind
+from .block_writer import BlockWriter
+from .log_objects import LogObjects
+from .log_state import LogState, StoredChannel
+from .submits import QueuedSubmit, channels_of, make_block
+
+if TYPE_CHECKING:
+    from .settings import ObjectsSettings
+
+
+class Committer:
+    """The queue of one open log, on its loop; `add` alone may be called on any thread. A block is closed when it is
+    full, or `linger_ms` after the last one: so a lone submit goes at once, and many cost a bounded number of requests.
+
+    It owns the log from `start` until it is handed over or another process ends the epoch. While nothing is submitted
+    it puts an empty block now and then, by which other processes see that the owner lives.
+    """
+
+    def __init__(
+        self,
+        objects: LogObjects,
+        state: LogState,
+        settings: ObjectsSettings,
+        durable: Callable[[Block], None],
+        wanted: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        """`durable` is called for each block that is durable once the state has it, before its submits are answered;
+        `wanted` when there is something to commit and the log is not owned, `lost` when another process has ended the
+        epoch, or the store has failed."""
+        self._objects, self._state, self._settings = objects, state, settings
+        self._durable, self._wanted, self._lost = durable, wanted, lost
+        self._loop = asyncio.get_running_loop()
+        self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
+        self._queue: deque[QueuedSubmit] = deque()
+        self._queued_bytes = 0
+        self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
+        self._writer: BlockWriter | None = None
+        self._number = self._seq = 0  # of the next block, and of its first entry
+        self._closed_at = float("-inf")  # when the last block was closed
+        self._pumping: asyncio.Handle | None = None
+        self._expiring: asyncio.TimerHandle | None = None
+        self._marking: asyncio.TimerHandle | None = None
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process owns the log, as far as it knows."""
+        return self._writer is not None
+
+    # ---- owning ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Go on behind the state, in an epoch that this process has claimed, all earlier ones having ended."""
+        self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
+        self._number, self._seq = self._state.number, self._state.seq
+        self._marking = self._loop.call_later(self._settings.mark_s, self._mark)
+        self._wake()
+
+    async def hand_over(self) -> None:
+        """End the epoch behind what is in flight, so that the next owner need not wait. Where the store does not answer
+        in time the next owner finds out by itself."""
+        writer = self._stop()
+        if writer is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.delivery_timeout_s):
+                await writer.drained()
+                await self._objects.end_epoch(BlockKind.FENCE, self._state.epoch, self._state.number)
+        except TimeoutError:
+            writer.abandon()
+        self._refuse_inflight(_unknown())
+
+    def _stop(self) -> BlockWriter | None:
+        """Close no more blocks. Returns the writer of those that are in flight."""
+        writer, self._writer = self._writer, None
+        if self._marking is not None:
+            self._marking.cancel()
+        return writer
+
+    def _on_ended(self, error: TidewalError) -> None:
+        """The epoch is over: what is in flight is not in the log, unless the store itself has failed."""
+        self._stop()
+        self._refuse_inflight(error if isinstance(error, Fenced) else type(error)(str(error), outcome_unknown=True))
+        self._lost()
+        self._wake()
+
+    def _refuse_inflight(self, error: TidewalError) -> None:
+        while self._inflight:
+            for submit in self._inflight.popleft()[1]:
+                submit.settle(error)
+
+    # ---- queueing ----------------------------------------------------------------------------------------------------
+
+    def add(self, submit: QueuedSubmit) -> None:
+        """Queue a submit, behind all that were added before."""
+        self._added.append(submit)
+        if asyncio._get_running_loop() is self._loop:  # pyright: ignore[reportPrivateUsage] -- None on other threads
+            self._wake()
+        else:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def refuse(self, error: TidewalError) -> None:
+        """Answer with `error` what is queued: this process cannot own the log now."""
+        self._receive()
+        while self._queue:
+            self._pop().settle(error)
+
+    def _receive(self) -> None:
+        while self._added:
+            submit = self._added.popleft()
+            self._queue.append(submit)
+            self._queued_bytes += submit.size
+
+    def _pop(self) -> QueuedSubmit:
+        submit = self._queue.popleft()
+        self._queued_bytes -= submit.size
+        return submit
+
+    def _wake(self) -> None:
+        self._receive()
+        if self._queue and self._expiring is None:
+            self._expiring = self._loop.call_at(self._queue[0].deadline, self._expire)
+        if self._writer is None:
+            if self._queue:
+                self._wanted()
+        elif self._pumping is None:  # behind what is ready now, so that what comes together goes together
+            self._pumping = self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Close the blocks that may be closed now."""
+        self._pumping = None
+        self._receive()
+        while self._queue and self._writer is not None and self._writer.free:
+            due = self._closed_at + self._settings.linger_s
+            if self._loop.time() < due and self._queued_bytes < self._settings.block_bytes:
+                self._pumping = self._loop.call_at(due, self._pump)
+                return
+            submits = self._take()
+            if submits:
+                self._close_block(submits)
+
+    def _take(self) -> list[tuple[QueuedSubmit, list[StoredChannel]]]:
+        """The submits of the next block. Those that cannot go into one are answered."""
+        taken: list[tuple[QueuedSubmit, list[StoredChannel]]] = []
+        size = 0
+        while self._queue and (not taken or size + self._queue[0].size <= self._settings.block_bytes):
+            submit = self._pop()
+            try:
+                taken.append((submit, channels_of(self._state, submit.entries)))
+                size += submit.size
+            except TidewalError as error:
+                submit.settle(error)
+        return taken
+
+    def _close_block(self, submits: list[tuple[QueuedSubmit, list[StoredChannel]]]) -> None:
+        assert self._writer is not None
+        header = BlockHeader(
+            BlockKind.DATA,
+            self._objects.log,
+            self._objects.writer,
+            self._state.epoch,
+            self._number,
+            self._seq,
+            acked_to=self._state.number,
+        )
+        block = make_block(header, submits)
+        self._number, self._seq = self._number + 1, self._seq + block.header.count
+        self._closed_at = self._loop.time()
+        self._inflight.append((block, [submit for submit, _ in submits]))
+        self._writer.put(block)
+
+    def _on_durable(self, block: Block) -> None:
+        _, submits = self._inflight.popleft()
+        self._state.apply(block)
+        self._durable(block)
+        for submit in submits:
+            submit.settle(submit.ids)
+        self._wake()
+
+    # ---- timers ------------------------------------------------------------------------------------------------------
+
+    def _mark(self) -> None:
+        """Put an empty block where nothing was put for a while, and look again when that may be so next."""
+        if self._writer is None:
+            return
+        now, mark_s = self._loop.time(), self._settings.mark_s
+        if now >= self._closed_at + mark_s and self._writer.idle:
+            self._close_block([])
+        due = self._closed_at + mark_s
+        self._marking = self._loop.call_at(due if due > now else now + mark_s, self._mark)
+
+    def _unanswered(self) -> Iterator[QueuedSubmit]:
+        for _, submits in self._inflight:
+            yield from (submit for submit in submits if not submit.answered)
+        yield from self._queue
+
+    def _expire(self) -> None:
+        """Answer what has waited too long; what is in flight may be in the log nevertheless, or get there yet."""
+        now = self._loop.time()
+        for _, submits in self._inflight:
+            for submit in submits:
+                if submit.deadline <= now:
+                    submit.give_up(_unknown())
+        while self._queue and self._queue[0].deadline <= now:
+            self._pop().settle(Unavailable("the store does not answer: nothing was written"))
+        following = next(self._unanswered(), None)
+        self._expiring = None if following is None else self._loop.call_at(following.deadline, self._expire)
+
+    def close(self) -> None:
+        """Stop the timers."""
+        for handle in (self._pumping, self._expiring, self._marking):
+            if handle is not None:
+                handle.cancel()
+
+
+def _unknown() -> Unavailable:
+    return Unavailable(
+        "the store has not answered: whether the entries are in the log is not known", outcome_unknown=True
+    )

@@ -1,0 +1,91 @@
+"""Entries that change the log's own state: they lie in the sections of channel number 0 (docs/object-log-format.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import msgpack
+
+from ...runtime.log.policy_codec import decode_policy, encode_policy
+from ...runtime.log.wal import ChannelPolicy
+
+
+class ChannelCreated(NamedTuple):
+    """A channel is created, unless there is one of the name. It gets the next number, which no channel had."""
+
+    name: str
+    policy: ChannelPolicy
+
+
+class ChannelDropped(NamedTuple):
+    """A channel and its entries are removed."""
+
+    number: int
+
+
+class Truncated(NamedTuple):
+    """The entries of a channel before an id are removed, as far as no hold keeps them."""
+
+    number: int
+    id: bytes
+
+
+class HoldMoved(NamedTuple):
+    """A hold is at an id now; None: it is removed."""
+
+    number: int
+    holder: str
+    id: bytes | None
+
+
+class GroupMoved(NamedTuple):
+    """A step of a group in a channel, `Change` of `runtime/groups/progress.py` but for the channel's number."""
+
+    number: int
+    group: str
+    upto: bytes | None
+    ids: tuple[bytes, ...]
+    reset: bool
+    metadata: bytes | None
+
+
+class GroupForgotten(NamedTuple):
+    """All positions of a group are removed."""
+
+    group: str
+
+
+Control: TypeAlias = ChannelCreated | ChannelDropped | Truncated | HoldMoved | GroupMoved | GroupForgotten
+
+_KINDS: dict[str, type[Control]] = {
+    "create": ChannelCreated,
+    "drop": ChannelDropped,
+    "truncate": Truncated,
+    "hold": HoldMoved,
+    "group": GroupMoved,
+    "forget": GroupForgotten,
+}
+_NAMES: dict[type[Control], str] = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode_control(control: Control) -> bytes:
+    """The payload of a control entry: a msgpack list, its kind first."""
+    values: Sequence[object] = control
+    if isinstance(control, ChannelCreated):
+        values = (control.name, encode_policy(control.policy))
+    return cast("bytes", msgpack.packb([_NAMES[type(control)], *values]))
+
+
+def decode_control(payload: bytes | memoryview) -> Control:
+    """The control entry of a payload. Raises `ValueError` and `TypeError` for a malformed one."""
+    name, *values = cast("list[Any]", msgpack.unpackb(payload))
+    if name == "create":
+        channel, policy = values
+        return ChannelCreated(channel, decode_policy(policy))
+    if name == "group":
+        number, group, upto, ids, reset, metadata = values
+        return GroupMoved(number, group, upto, tuple(ids), reset, metadata)
+    if name not in _KINDS:
+        raise ValueError(f"a control entry of the unknown kind {name!r}")
+    return _KINDS[name](*values)

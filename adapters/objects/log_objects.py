@@ -1,0 +1,142 @@
+"""The objects of one log: what lies under which key, and how a process makes sure what lies there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import msgpack
+
+from ...runtime.errors import CorruptLog, Fenced, FormatTooNew, Unavailable
+from .block import HEADER_BYTES, Block, BlockHeader, BlockKind, SectionRow, check_section, decode_block, encode_block
+from .store import ObjectStore
+
+FORMAT: Final = "format"
+FORMAT_VERSION: Final = 1
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 5.0
+
+
+def claim_key(epoch: int) -> str:
+    """Where the claim on an epoch lies."""
+    return f"claim/{epoch:016x}"
+
+
+def block_key(epoch: int, number: int) -> str:
+    """Where a block lies."""
+    return f"l0/{epoch:016x}/{number:016x}"
+
+
+def pauses() -> Iterator[float]:
+    """How long to wait between attempts, in seconds, without end."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+class LogObjects:
+    """The objects of a log in a store, for one process. Coroutines that read raise `Unavailable` where the store does
+    not answer; those that create go on until it is certain what is there, however long that takes."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self.log: bytes = b""  # the id of the log, once it is known
+        self.writer: bytes = uuid4().bytes  # the id of this process in its blocks and claims
+
+    async def look(self) -> bool:
+        """Whether the log is there; then its id is known. Raises `FormatTooNew` and `CorruptLog`."""
+        if not self.log:
+            found = await self._store.get(FORMAT)
+            if found is not None:
+                self._take_format(found)
+        return bool(self.log)
+
+    async def make(self) -> None:
+        """Make the log where there is none."""
+        if not self.log:
+            body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "log": uuid4().bytes}))
+            self._take_format(await self._create(FORMAT, body, len(body)) or body)
+
+    def _take_format(self, body: bytes) -> None:
+        try:
+            values = cast("dict[str, Any]", msgpack.unpackb(body))
+            version, log = int(values["version"]), bytes(values["log"])
+        except (ValueError, TypeError, KeyError):
+            raise CorruptLog(f"{FORMAT} names no log", path=FORMAT, offset=0) from None
+        if version > FORMAT_VERSION:
+            raise FormatTooNew(
+                f"the log has version {version} of the format: upgrade Tidewal", found=version, supported=FORMAT_VERSION
+            )
+        self.log = log
+
+    # ---- claims ------------------------------------------------------------------------------------------------------
+
+    async def claimed(self, epoch: int) -> bool:
+        """Whether a process has claimed the epoch."""
+        return await self._store.get(claim_key(epoch)) is not None
+
+    async def claim(self, epoch: int) -> bool:
+        """Claim the epoch. False where another process has it."""
+        body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "writer": self.writer}))
+        return await self._create(claim_key(epoch), body, len(body)) is None
+
+    # ---- blocks ------------------------------------------------------------------------------------------------------
+
+    async def block(self, epoch: int, number: int) -> Block | None:
+        """The block, None where it is not there (yet). Raises `CorruptLog` and `FormatTooNew`."""
+        key = block_key(epoch, number)
+        found = await self._store.get(key)
+        if found is None:
+            return None
+        block = decode_block(found, key)
+        if (block.header.log, block.header.epoch, block.header.number) != (self.log, epoch, number):
+            raise CorruptLog(f"{key} is a block of another log, or of another place in it", path=key, offset=8)
+        return block
+
+    async def section(self, epoch: int, number: int, row: SectionRow) -> bytes:
+        """One section of a block. Raises `CorruptLog`, also where the block is gone."""
+        key = block_key(epoch, number)
+        section = await self._store.get(key, row.offset, row.offset + row.length)
+        if section is None:
+            raise CorruptLog(f"{key} is not there any more", path=key, offset=0)
+        check_section(section, row, key)
+        return section
+
+    async def put(self, block: Block) -> None:
+        """Put a block of this process in its place. Where an attempt fails it may be there, or may get there later: the
+        same bytes are sent again until one of them, or another block, is seen there. Raises `Fenced` where that ends
+        the epoch, and `CorruptLog` for what nothing that keeps the rules can have put there."""
+        key = block_key(block.header.epoch, block.header.number)
+        other = await self._create(key, block.data, HEADER_BYTES)
+        if other is None:
+            return
+        kind = decode_block(other, key).header.kind
+        if kind is BlockKind.DATA:
+            raise CorruptLog(f"{key} is a block of another process in this one's epoch", path=key, offset=24)
+        raise Fenced("another process owns the log now")
+
+    async def end_epoch(self, kind: BlockKind, epoch: int, number: int) -> None:
+        """Put a fence or a cap into a place, unless there is a block."""
+        header = BlockHeader(kind, self.log, self.writer, epoch, number, first_seq=0)
+        await self._create(block_key(epoch, number), encode_block(header, {}).data, HEADER_BYTES)
+
+    async def _create(self, key: str, body: bytes, telling: int) -> bytes | None:
+        """Create an object, or see what is there: None where it is this one, which its first `telling` bytes say, else
+        those of the other one."""
+        for pause_s in pauses():
+            with suppress(Unavailable):
+                if await self._store.create(key, body):
+                    return None
+            with suppress(Unavailable):
+                found = await self._store.get(key, 0, telling)
+                if found is not None:
+                    return None if found == body[:telling] else found
+            await asyncio.sleep(pause_s)
+        raise AssertionError("attempts do not end")
+
+    async def close(self) -> None:
+        await self._store.close()

@@ -1,0 +1,122 @@
+"""Who may write to the log: claim it where no process owns it, and notice where another one does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from ...runtime.errors import Closed, Unavailable
+from .block import BlockKind
+from .committer import Committer
+from .log_objects import LogObjects
+from .log_state import LogState
+from .log_tail import LogTail
+
+if TYPE_CHECKING:
+    from .settings import ObjectsSettings
+
+CAP_BLOCKS: Final = 64  # how far behind its last block an owner gets while another process ends its epoch
+LOOKS: Final = 10  # how often a process looks at the log during a lease
+
+
+class Ownership:
+    """The claims of one process on the log.
+
+    Epoch e is owned by the process that created the claim on it. It begins to write once all lower epochs have ended,
+    that is once each has a fence in the first place without a block, where its owner has to put the next one. The claim
+    comes before the fences, so of two that race the higher claim fences the lower one's epoch too.
+    """
+
+    def __init__(
+        self, objects: LogObjects, state: LogState, tail: LogTail, committer: Committer, settings: ObjectsSettings
+    ) -> None:
+        self._objects, self._state, self._tail = objects, state, tail
+        self._committer, self._settings = committer, settings
+        self._acquiring: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
+        self._confirming_next: asyncio.Task[None] | None = None
+
+    # ---- acquiring ---------------------------------------------------------------------------------------------------
+
+    async def acquire(self) -> None:
+        """Own the log. Returns at once where this process does. Where another one may, it waits for a lease, and raises
+        `Unavailable` when something moves in the log meanwhile."""
+        if self._committer.owns:
+            return
+        if self._acquiring is None or self._acquiring.done():
+            self._acquiring = asyncio.create_task(self._acquire(), name="acquire the log")
+        await _outcome(self._acquiring)
+
+    async def _acquire(self) -> None:
+        await self._objects.make()
+        await self._tail.catch_up()
+        epoch = await self._unclaimed()
+        if self._state.number or epoch > self._state.epoch:
+            await self._watch(epoch)
+        if not await self._objects.claim(epoch):
+            raise self._owned("has just claimed it")
+        await self._end_lower_epochs(epoch)
+        self._committer.start()
+
+    async def _unclaimed(self) -> int:
+        """The lowest epoch that no process has claimed."""
+        epoch = self._state.epoch
+        while await self._objects.claimed(epoch):
+            epoch += 1
+        return epoch
+
+    async def _watch(self, epoch: int) -> None:
+        """Wait for a lease. Raises `Unavailable` where the log moves, or `epoch` is claimed, meanwhile."""
+        for _ in range(LOOKS):
+            await asyncio.sleep(self._settings.lease_s / LOOKS)
+            if await self._tail.catch_up() or await self._objects.claimed(epoch):
+                raise self._owned("writes to it")
+
+    async def _end_lower_epochs(self, epoch: int) -> None:
+        """End each epoch below this one. The cap bounds how far an owner gets that is faster than the fence."""
+        while self._state.epoch < epoch:
+            ending = self._state.epoch
+            await self._objects.end_epoch(BlockKind.CAP, ending, self._state.number + CAP_BLOCKS)
+            while self._state.epoch == ending:
+                if not await self._tail.catch_up():
+                    await self._objects.end_epoch(BlockKind.FENCE, ending, self._state.number)
+        if self._state.epoch > epoch:
+            raise self._owned("has claimed it since")
+
+    def _owned(self, how: str) -> Unavailable:
+        return Unavailable(
+            f"another process {how}: one process at a time writes to a log on object storage, and writing through the "
+            f"one that does is not there yet; read here, or write where it runs"
+        )
+
+    # ---- confirming --------------------------------------------------------------------------------------------------
+
+    async def confirm(self) -> None:
+        """Return where this process has owned the log at some moment after the call: no other one has acknowledged what
+        it does not know. One request answers all that wait. Raises `Unavailable` where another one has claimed it."""
+        if self._confirming_next is None:
+            earlier = self._confirming
+            self._confirming_next = asyncio.create_task(self._confirm(earlier), name="confirm the claim")
+        await _outcome(self._confirming_next)
+
+    async def _confirm(self, earlier: asyncio.Task[None] | None) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        self._confirming, self._confirming_next = self._confirming_next, None
+        if await self._objects.claimed(self._state.epoch + 1):
+            await self._committer.hand_over()
+
+    async def close(self) -> None:
+        """Cancel what runs: those that wait for it get `Closed`."""
+        for task in (self._acquiring, self._confirming, self._confirming_next):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+async def _outcome(task: asyncio.Task[None]) -> None:
+    """Wait for a task of which others may wait, too. Raises its error, and `Closed` where it was cancelled."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise Closed("the log is closed")
+    task.result()

@@ -1,0 +1,49 @@
+"""The settings `objects.*`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from ...runtime.config.section import BackendSettings
+
+BUCKET_LINGER_MS = 150.0  # 576,000 blocks a day at most that are not full: three dollars
+DIRECTORY_LINGER_MS = 1.0
+
+
+class ObjectsSettings(BackendSettings):
+    """The log on object storage."""
+
+    enabled_by: ClassVar[str] = "address"
+
+    address: str = Field(default="", description="s3://bucket/prefix or one of its kind; empty disables it")
+    lease_s: PositiveFloat = Field(
+        default=15.0, description="how long a log must be silent before another process claims it, s"
+    )
+    linger_ms: NonNegativeFloat | None = Field(
+        default=None,
+        description="at most one block that is not full in this time, ms; empty: 150 in a bucket, 1 in a directory",
+    )
+    block_bytes: PositiveInt = Field(default=2 * 1024 * 1024, description="a block is full at this size, bytes")
+    pending_bytes: PositiveInt = Field(default=64 * 1024 * 1024, description="what may wait for the store, bytes")
+    cache_bytes: PositiveInt = Field(default=64 * 1024 * 1024, description="blocks kept in memory for readers, bytes")
+    delivery_timeout_s: PositiveFloat = Field(
+        default=30.0, description="when an append that the store has not taken has an unknown outcome, s"
+    )
+    poll_s: PositiveFloat = Field(
+        default=1.0, description="how often a process that does not own the log looks for new blocks, at least, s"
+    )
+
+    @property
+    def linger_s(self) -> float:
+        """`linger_ms` in seconds."""
+        return (BUCKET_LINGER_MS if self.linger_ms is None else self.linger_ms) / 1000
+
+    @property
+    def mark_s(self) -> float:
+        """How often an idle owner puts a block, in seconds."""
+        return self.lease_s * 2 / 3
+
+    def url(self, directory: str = "") -> str:
+        return self.address

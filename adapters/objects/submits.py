@@ -1,0 +1,71 @@
+"""What was submitted to the log, and how it becomes a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ...runtime.errors import TidewalError
+from ...runtime.log.admission import PendingBytes
+from ...runtime.log.checks import check_size, not_found
+from ...runtime.log.wal import Append, OnAppended
+from .block import CONTROL, Block, BlockHeader, StoredEntry, encode_block
+from .control import Control, encode_control
+from .log_state import LogState, StoredChannel, encode_id
+
+
+@dataclass(slots=True, eq=False)
+class QueuedSubmit:
+    """Entries and control entries that go into one block together. `done` gets the ids of the entries, or an error, at
+    `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending."""
+
+    entries: Sequence[Append]
+    controls: Sequence[Control]
+    size: int
+    done: OnAppended
+    deadline: float
+    pending: PendingBytes
+    ids: list[bytes] = field(default_factory=list[bytes])
+    answered: bool = False
+
+    def settle(self, result: list[bytes] | TidewalError) -> None:
+        """Note that the fate is certain, and answer unless that was done."""
+        answered, self.answered = self.answered, True
+        self.pending.release(self.size, lambda: None if answered else self.done(result))
+
+    def give_up(self, error: TidewalError) -> None:
+        """Answer before the fate is certain."""
+        if not self.answered:
+            self.answered = True
+            self.done(error)
+
+
+def channels_of(state: LogState, entries: Iterable[Append]) -> list[StoredChannel]:
+    """The channel of each entry. Raises `ChannelNotFound` and `MessageTooLarge`."""
+    channels: list[StoredChannel] = []
+    for entry in entries:
+        channel = state.names.get(entry.channel)
+        if channel is None:
+            raise not_found(entry.channel)
+        check_size(entry.channel, len(entry.payload), channel.policy.max_message_bytes)
+        channels.append(channel)
+    return channels
+
+
+def make_block(header: BlockHeader, submits: Sequence[tuple[QueuedSubmit, Sequence[StoredChannel]]]) -> Block:
+    """The block that holds these submits, in order, each with the channels of its entries. Their `ids` are set."""
+    sections: dict[int, list[StoredEntry]] = {CONTROL: []}
+    places: list[list[tuple[int, int]]] = []
+    for submit, channels in submits:
+        sections[CONTROL] += (StoredEntry(0, encode_control(control)) for control in submit.controls)
+        of_submit: list[tuple[int, int]] = []
+        for entry, channel in zip(submit.entries, channels, strict=True):
+            section = sections.setdefault(channel.number, [])
+            of_submit.append((channel.number, len(section)))
+            section.append(StoredEntry(entry.timestamp, bytes(entry.payload)))
+        places.append(of_submit)
+    block = encode_block(header, sections)
+    first = {row.channel: row.first_seq for row in block.table}
+    for (submit, _), of_submit in zip(submits, places, strict=True):
+        submit.ids = [encode_id(header.epoch, first[number] + at) for number, at in of_submit]
+    return block

@@ -1,0 +1,418 @@
+"""The `Wal` over a log on object storage."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final
+
+from ...runtime.clock import SystemClock
+from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.groups.group_consumer import GroupConsumer
+from ...runtime.groups.group_wal import GroupWal
+from ...runtime.groups.local_coordinator_client import LocalCoordinatorClient
+from ...runtime.log.admission import PendingBytes
+from ...runtime.log.checks import check_name, check_plain, check_size, not_found, other_policy
+from ...runtime.log.payloads import check_timestamps, owned
+from ...runtime.log.wal import (
+    Append,
+    Capabilities,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    From,
+    FromId,
+    FromTime,
+    GroupInfo,
+    OnAppended,
+    Start,
+)
+from ...runtime.loop_bridge import call_on
+from ...runtime.metrics.metrics import Metrics
+from .backend import CAPABILITIES
+from .block import CONTROL, Block, decode_section
+from .committer import Committer
+from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
+from .ephemeral import EphemeralChannel, EphemeralIds
+from .group_positions import ObjectGroups
+from .log_objects import LogObjects, pauses
+from .log_state import LogState, StoredChannel, StoredSection
+from .log_tail import BlockCache, LogTail
+from .news import News
+from .ownership import Ownership
+from .settings import ObjectsSettings
+from .store import ObjectStore
+from .submits import QueuedSubmit, channels_of
+
+SUBMIT_BYTES: Final = 64 * 1024 * 1024  # of one submit: it lies in one block
+READ_BYTES: Final = 2 * 1024 * 1024  # what a reader gets at once, and one section more
+READ_SECTIONS: Final = 16
+READ_ENTRIES: Final = 256  # of an ephemeral channel
+FIRST_POLL_S: Final = 0.025
+
+
+class ObjectWal(GroupWal):
+    """A log of which all that lasts is in an object store. One process at a time writes to it: the first call that
+    writes makes this process the owner, where no other one is. All others read it, from the store, each by itself.
+
+    It is used from the event loop on which it was opened; `submit` may be called on any thread.
+    """
+
+    name = "objects"
+    capabilities: Capabilities = CAPABILITIES
+
+    def __init__(
+        self, shown: str, store: ObjectStore, settings: ObjectsSettings, metrics: Metrics | None = None
+    ) -> None:
+        super().__init__(shown, metrics)
+        self._loop = asyncio.get_running_loop()
+        self._settings = settings
+        self._objects = LogObjects(store)
+        self._state = LogState()
+        self._news = News()
+        self._cache = BlockCache(settings.cache_bytes)
+        self._tail = LogTail(self._objects, self._state, self._cache, self._news.tell)
+        self._committer = Committer(
+            self._objects, self._state, settings, self._on_durable, self._own_for_queue, self._on_lost
+        )
+        self._ownership = Ownership(self._objects, self._state, self._tail, self._committer, settings)
+        self._pending = PendingBytes(settings.pending_bytes, shown)
+        self._ephemeral: dict[str, EphemeralChannel] = {}
+        self._ephemeral_ids = EphemeralIds(SystemClock().wall_ms())
+        self._ephemeral_lock = threading.Lock()
+        self._groups: ObjectGroups | None = None
+        self._members: list[GroupConsumer] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self, *, must_be: bool = False, own: bool = False) -> None:
+        """Read the log to its end, changing nothing unless it is to `own` the log. Raises `Unavailable`, also where the
+        log `must_be` there and is not."""
+        await self._tail.catch_up()
+        if must_be and not self._objects.log:
+            raise Unavailable(f"there is no log at {self._shown}")
+        if own:
+            await self._ownership.acquire()
+
+    # ---- channels ----------------------------------------------------------------------------------------------------
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        self._check_open()
+        check_name("channel name", channel)
+        await self._fresh(confirmed=False)
+        if policy.ephemeral and channel not in self._state.names:
+            created = EphemeralChannel(channel, policy, self._ephemeral_ids.next())
+            found = self._ephemeral.setdefault(channel, created)
+        elif channel in self._ephemeral or channel in self._state.names:
+            found = self._find(channel)
+        else:
+            await self._change(ChannelCreated(channel, policy))
+            found = self._find(channel)  # of several that are created at once the first is
+        if found.policy != policy:
+            raise other_policy(channel)
+
+    async def channels(self) -> list[str]:
+        self._check_open()
+        await self._fresh(confirmed=False)
+        return sorted({*self._state.names, *self._ephemeral})
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        found = await self._find_now(channel)
+        return ChannelInfo(channel, found.policy, found.first_id, found.latest, SUBMIT_BYTES)
+
+    async def drop_channel(self, channel: str) -> None:
+        self._check_open()
+        await self._fresh(confirmed=False)
+        found = self._ephemeral.pop(channel, None) or self._state.names.get(channel)
+        if isinstance(found, EphemeralChannel):
+            found.dropped = True
+            self._news.tell()
+        elif found is not None:
+            await self._change(ChannelDropped(found.number))
+
+    async def latest_id(self, channel: str) -> bytes | None:
+        return (await self._find_now(channel)).latest
+
+    async def truncate(self, channel: str, id: bytes) -> None:
+        found = await self._find_now(channel)
+        if isinstance(found, EphemeralChannel):
+            with self._ephemeral_lock:
+                found.remove_before(id)
+        else:
+            await self._change(Truncated(found.number, id))
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        found = await self._find_now(channel)
+        if isinstance(found, StoredChannel) and found.holds.get(holder) != id:
+            await self._change(HoldMoved(found.number, holder, id))
+
+    def _find(self, channel: str) -> StoredChannel | EphemeralChannel:
+        found = self._state.names.get(channel) or self._ephemeral.get(channel)
+        if found is None:
+            raise not_found(channel)
+        return found
+
+    async def _find_now(self, channel: str) -> StoredChannel | EphemeralChannel:
+        """The channel, as it is after all that was acknowledged before the call. Raises `ChannelNotFound`."""
+        self._check_open()
+        if channel not in self._ephemeral:
+            await self._fresh(confirmed=True)
+        return self._find(channel)
+
+    async def _fresh(self, *, confirmed: bool) -> None:
+        """Know what other processes have done. An owner knows unless it is one no more without having noticed, which
+        costs a request to rule out: `confirmed`."""
+        if self._committer.owns and confirmed:
+            await self._ownership.confirm()
+        if not self._committer.owns:
+            await self._tail.catch_up()
+
+    # ---- appending ---------------------------------------------------------------------------------------------------
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        check_plain([entry.key for entry in entries], [entry.headers for entry in entries])
+        check_timestamps([entry.timestamp for entry in entries])
+        self._submit([entry._replace(payload=owned(entry.payload)) for entry in entries], (), done)
+
+    def _submit(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None:
+        """Queue entries, and control entries that are in the log with them or not at all."""
+        if self._closed:
+            raise self._closed_error()
+        durable = [entry for entry in entries if entry.channel not in self._ephemeral]
+        if len(durable) < len(entries):
+            done = self._with_ephemeral(entries, done)
+        if self._committer.owns:
+            channels_of(self._state, durable)
+        size = sum(len(entry.payload) for entry in durable)
+        if size > SUBMIT_BYTES:
+            raise MessageTooLarge(f"{size} bytes are over what one submit takes", size=size, limit=SUBMIT_BYTES)
+        if not durable and not controls:
+            done([])
+            return
+        with self._pending.lock:  # so that the order of the calls is that of the queue
+            self._pending.admit(size)
+            deadline = self._loop.time() + self._settings.delivery_timeout_s
+            self._committer.add(QueuedSubmit(durable, controls, size, done, deadline, self._pending))
+
+    def _with_ephemeral(self, entries: Sequence[Append], done: OnAppended) -> OnAppended:
+        """The callback of a submit's durable part: with it the other entries are appended."""
+        channels = [self._ephemeral.get(entry.channel) for entry in entries]
+        for entry, channel in zip(entries, channels, strict=True):
+            if channel is not None:
+                check_size(entry.channel, len(entry.payload), channel.policy.max_message_bytes)
+
+        def durable(result: list[bytes] | TidewalError) -> None:
+            if isinstance(result, list):
+                ids = iter(result)
+                with self._ephemeral_lock:
+                    result = [
+                        next(ids) if channel is None else self._add_ephemeral(channel, entry)
+                        for entry, channel in zip(entries, channels, strict=True)
+                    ]
+                self._loop.call_soon_threadsafe(self._news.tell)
+            done(result)
+
+        return durable
+
+    def _add_ephemeral(self, channel: EphemeralChannel, entry: Append) -> bytes:
+        id = self._ephemeral_ids.next()
+        channel.add(Entry(id, entry.timestamp, bytes(entry.payload)))
+        return id
+
+    async def _change(self, control: Control) -> None:
+        """Store a control entry, as the owner of the log."""
+        await self._ownership.acquire()
+        future, done = self._notifiers.promise()
+        self._submit((), (control,), done)
+        await future
+
+    # ---- owning ------------------------------------------------------------------------------------------------------
+
+    def _own_for_queue(self) -> None:
+        """Something is to be committed: own the log, or say why that cannot be."""
+        self._run("own the log", self._acquire_for_queue)
+
+    async def _acquire_for_queue(self) -> None:
+        try:
+            await self._ownership.acquire()
+        except TidewalError as error:
+            self._committer.refuse(error)
+
+    def _on_durable(self, block: Block) -> None:
+        self._cache.add(block)
+        if self._groups is not None and any(row.channel == CONTROL for row in block.table):
+            self._groups.coordinator.channels_changed()
+        self._news.tell()
+
+    def _on_lost(self) -> None:
+        if self._groups is not None:
+            self._groups.close()
+            self._groups = None
+        self._poll_while_awaited()
+
+    def _run(self, name: str, work: Any) -> None:
+        """Run `work`, unless it is running."""
+        running = self._tasks.get(name)
+        if running is None or running.done():
+            self._tasks[name] = asyncio.create_task(work(), name=f"{name}: {self._shown}")
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        self._check_open()
+        known = self._state.names.get(channel) if self._committer.owns else None
+        end = None if known is None else known.end  # before anything that is awaited: what follows comes after
+        try:
+            found = await self._find_now(channel)
+            if start is From.LATEST and found is known and end is not None and self._committer.owns:
+                behind = max(end, found.removed_to)
+            else:
+                behind = await self._start(found, start)
+        except Closed:  # meanwhile
+            return
+        while not self._closed:
+            if found.dropped:
+                raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
+            entries = await self._next(found, behind)
+            if entries and not self._closed:
+                behind = entries[-1].id
+                yield entries
+            elif not self._closed:
+                await self._more(found, behind)
+
+    async def _start(self, channel: StoredChannel | EphemeralChannel, start: Start) -> bytes:
+        """The id behind which a reader begins. Raises `PositionLost`."""
+        if isinstance(channel, EphemeralChannel):
+            with self._ephemeral_lock:
+                return channel.start(start)
+        match start:
+            case From.EARLIEST:
+                return channel.removed_to
+            case From.LATEST:
+                return channel.end
+            case FromId(id, inclusive):
+                return channel.behind_of(id, inclusive=inclusive)
+            case FromTime(timestamp):
+                end = channel.end  # before looking: what comes meanwhile comes behind it
+                found = await self._at(channel, timestamp)
+                return end if found is None else channel.behind_of(found, inclusive=True)
+
+    async def _next(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> Sequence[Entry]:
+        """The next entries behind an id, none at the end. Raises `PositionLost`, `CorruptLog`."""
+        if isinstance(channel, EphemeralChannel):
+            with self._ephemeral_lock:
+                return channel.behind(behind, READ_ENTRIES)
+        if behind < channel.removed_to:
+            raise channel.lost(behind)
+        wanted: list[tuple[StoredSection, int]] = []
+        size = 0
+        for section, at in islice(channel.behind(behind), READ_SECTIONS):
+            wanted.append((section, at))
+            size += section.row.length
+            if size >= READ_BYTES:
+                break
+        parts = await asyncio.gather(*(self._entries(section) for section, _ in wanted))
+        return [entry for part, (_, at) in zip(parts, wanted, strict=True) for entry in part[at:]]
+
+    async def _entries(self, section: StoredSection) -> list[Entry]:
+        """The entries of a section, however long the store does not answer."""
+        row = section.row
+        data: bytes | memoryview | None = self._cache.section(section.epoch, section.number, row)
+        for pause_s in pauses():
+            if data is not None or self._closed:
+                break
+            with suppress(Unavailable):
+                data = await self._objects.section(section.epoch, section.number, row)
+                break
+            await asyncio.sleep(pause_s)
+        stored = [] if data is None else decode_section(data, row)
+        return [Entry(section.id(at), entry.timestamp, entry.payload) for at, entry in enumerate(stored)]
+
+    async def _more(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> None:
+        """Wait until there may be more behind an id."""
+        there = channel.latest
+        if there is None or there <= behind:
+            self._loop.call_soon(self._poll_while_awaited)
+            await self._news.wait()
+
+    def _poll_while_awaited(self) -> None:
+        """Look into the store for readers that wait, unless this process is the one that writes."""
+        if self._news.awaited and not self._committer.owns and not self._closed:
+            self._run("poll", self._poll)
+
+    async def _poll(self) -> None:
+        pause_s = FIRST_POLL_S
+        while self._news.awaited and not self._committer.owns and not self._closed:
+            await asyncio.sleep(pause_s)
+            try:
+                applied = await self._tail.catch_up()
+            except Unavailable:
+                applied = 0
+            except TidewalError as error:
+                self._news.fail(error)
+                return
+            pause_s = FIRST_POLL_S if applied else min(2 * pause_s, self._settings.poll_s)
+
+    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+        found = await self._find_now(channel)
+        if isinstance(found, EphemeralChannel):
+            with self._ephemeral_lock:
+                return found.at(timestamp)
+        return await self._at(found, timestamp)
+
+    async def _at(self, channel: StoredChannel, timestamp: int) -> bytes | None:
+        for section, at in list(channel.behind(channel.removed_to)):
+            if section.row.max_timestamp >= timestamp:
+                entries = await self._entries(section)
+                found = next((entry.id for entry in entries[at:] if entry.timestamp >= timestamp), None)
+                if found is not None:
+                    return found
+        return None
+
+    # ---- groups ------------------------------------------------------------------------------------------------------
+
+    async def join(self, group: str, channels: Sequence[str], **options: Any) -> GroupConsumer:
+        member = await super().join(group, channels, **options)
+        self._members.append(member)
+        return member
+
+    async def groups(self) -> list[GroupInfo]:
+        self._check_open()
+        await self._fresh(confirmed=True)
+        if self._groups is not None:
+            return self._groups.coordinator.groups()
+        positions: dict[str, dict[str, bytes | None]] = {}
+        for channel in self._state.names.values():
+            for group, progress in channel.groups.items():
+                positions.setdefault(group, {})[channel.name] = progress.acked_to or None
+        return [GroupInfo(group, positions[group], {}) for group in sorted(positions)]
+
+    async def _coordinator_client(self) -> LocalCoordinatorClient:
+        self._check_open()
+        await self._ownership.acquire()
+        if self._groups is None:
+            self._groups = ObjectGroups(self._state, self._ephemeral, self._state.epoch, self._submit)
+        return LocalCoordinatorClient(self._groups.coordinator)
+
+    # ---- closing -----------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        for member in self._members:
+            await member.aclose()
+        self._closed = True
+        drained = asyncio.Event()
+        self._pending.close(lambda: call_on(self._loop, drained.set))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(drained.wait(), self._settings.delivery_timeout_s)
+        await self._ownership.close()
+        await self._committer.hand_over()
+        self._committer.close()
+        if self._groups is not None:
+            self._groups.close()
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._news.tell()
+        await self._objects.close()

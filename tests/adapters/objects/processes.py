@@ -1,0 +1,77 @@
+"""Processes over one simulated store, in virtual time: each an open log with a store of its own over shared objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from tests.adapters.objects.simulated_store import Objects, SimulatedStore, StoreRates
+from tidewal.adapters.objects.settings import ObjectsSettings
+from tidewal.adapters.objects.wal import ObjectWal
+from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
+
+LEASE_S = 15.0
+SETTINGS = ObjectsSettings(linger_ms=5, lease_s=LEASE_S)
+
+
+class Process:
+    """One process: its store, through which it may be stopped, and its log."""
+
+    def __init__(self, wal: ObjectWal, store: SimulatedStore) -> None:
+        self.wal, self.store = wal, store
+
+
+class Processes:
+    """Opens the same log again and again."""
+
+    def __init__(self, rates: StoreRates | None = None, settings: ObjectsSettings = SETTINGS) -> None:
+        self.objects = Objects()
+        self.opened: list[Process] = []
+        self._rates, self._settings = rates, settings
+
+    async def open(self, seed: int = 0) -> Process:
+        """Another process that has the log open."""
+        store = SimulatedStore(self.objects, seed, self._rates)
+        process = Process(ObjectWal("simulated://", store, self._settings), store)
+        await process.wal.open()
+        self.opened.append(process)
+        return process
+
+    async def owner(self, *channels: str) -> Process:
+        """Another process that owns the log, which has these channels."""
+        process = await self.open()
+        for channel in channels:
+            await process.wal.create_channel(channel, ChannelPolicy())
+        return process
+
+    async def close(self) -> None:
+        """Close all; what was stopped goes on."""
+        for process in self.opened:
+            process.store.go_on()
+            process.store.down = False
+            await process.wal.close()
+
+    def kill(self, process: Process) -> None:
+        """End it without a word: what it has sent may still arrive."""
+        process.store.stop()
+        self.opened.remove(process)
+
+    def blocks(self, epoch: int) -> list[int]:
+        """The numbers of the blocks of an epoch that are there."""
+        prefix = f"l0/{epoch:016x}/"
+        return sorted(int(key.removeprefix(prefix), 16) for key in self.objects.bodies if key.startswith(prefix))
+
+
+async def entries_of(wal: Wal, channel: str, count: int) -> list[bytes]:
+    """The payloads of the first entries."""
+    found: list[bytes] = []
+    reader = wal.read(channel, From.EARLIEST)
+    while len(found) < count:
+        found += [bytes(entry.payload) for entry in await anext(reader)]
+    return found
+
+
+async def appended(wal: Wal, channel: str, payloads: Iterable[bytes]) -> list[bytes | BaseException]:
+    """The ids of payloads that are appended at once, each by itself, or the errors."""
+    results = await asyncio.gather(*(wal.append(channel, each) for each in payloads), return_exceptions=True)
+    return list(results)
