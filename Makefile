@@ -24,7 +24,7 @@ RIGHT_PYTHON = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-setup: $(STAMP) ## Create .venv with everything locked, and fetch Kafka, Pulsar, promtool and wheels for tests (done once)
+setup: $(STAMP) ## Create .venv with everything locked, and fetch or build what tests need: brokers, promtool, wheels (done once)
 	@$(BIN)/python -m tests.brokers
 	@$(BIN)/python -m tests.promtool
 	@$(BIN)/python -m tests.wheels

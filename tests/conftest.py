@@ -12,7 +12,13 @@ from hypothesis import settings
 
 from tests.logging_restored import logging_restored
 
-pytest_plugins = ("tests.brokers.fixtures", "tests.backends", "tests.shared_spark", "tests.first_hour.report")
+pytest_plugins = (
+    "tests.brokers.fixtures",
+    "tests.brokers.woodpecker_fixtures",
+    "tests.backends",
+    "tests.shared_spark",
+    "tests.first_hour.report",
+)
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
 HEAVY = ("spark", "broker", "slow")

@@ -1,4 +1,4 @@
-"""`python -m tests.brokers`: fetch what the brokers need, and make what starts them faster. Quick where all is there.
+"""`python -m tests.brokers`: fetch or build what brokers need, and what starts them faster. Quick where all is there.
 
 Where something is missing it says so in one line and succeeds: the tests that need brokers are skipped then.
 """
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import jars
+from . import go_programs, jars
 from .kafka import KafkaCluster
 from .processes import BrokerFailed
 from .pulsar import PulsarStandalone
@@ -36,6 +36,11 @@ def main() -> None:
             prepare(kind)
         except (jars.Missing, BrokerFailed) as error:
             print(f"no {kind} for tests: {error}", file=sys.stderr)
+    for program in go_programs.MODULES:
+        try:
+            go_programs.build_program(program)
+        except jars.Missing as error:
+            print(f"no {program} for tests: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Jars:
         """Return the path called `name` in the folder; where it is not there yet, `write` makes it, all or nothing."""
         path = self.folder / name
         if not path.exists():
-            with _locked(f"{self.folder.name}-{name}"), tempfile.TemporaryDirectory(dir=self.folder) as scratch:
+            with locked(f"{self.folder.name}-{name}"), tempfile.TemporaryDirectory(dir=self.folder) as scratch:
                 if not path.exists():
                     write(Path(scratch) / name)
                     os.replace(Path(scratch) / name, path)
@@ -90,7 +90,7 @@ def resolve(kind: Kind) -> Jars:
     if maven is None:
         raise Missing("there is no Maven (mvn) on the PATH")
     folder = _folder(kind)
-    with _locked(kind):
+    with locked(kind):
         for stale in CACHE.glob(f"{kind}-*"):
             shutil.rmtree(stale)
         folder.mkdir()
@@ -135,7 +135,7 @@ def _run_maven(maven: str, kind: Kind, class_path: Path, java: Java) -> None:
 
 
 @contextmanager
-def _locked(name: str) -> Iterator[None]:
+def locked(name: str) -> Iterator[None]:
     """One process at a time makes what is called so: two runs of one clone share the folder."""
     CACHE.mkdir(exist_ok=True)
     with (CACHE / f".{name}.lock").open("w") as lock:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
 from tidewal.runtime.config.loading import known_keys, load_settings, resolve_mq_type, url_of, wal_options, wal_url
-from tidewal.runtime.errors import ConfigError, PositionMismatch
+from tidewal.runtime.errors import ConfigError, PositionMismatch, Unavailable
 from tidewal.runtime.log.opening import open_wal
 
 SWITCHES = {
@@ -328,9 +329,10 @@ def test_a_type_without_an_address_is_an_error(name: str):
         wal_url(settings_with((0, 0, 0, 0), **{"mq.type": name}))
 
 
-async def test_woodpecker_has_no_adapter_yet_and_says_so():
-    with pytest.raises(ConfigError, match=r"woodpecker:// is not there yet.*kafka://"):
-        await open_wal(wal_url(settings_with((0, 0, 0, 1))))
+async def test_a_woodpecker_without_a_sidecar_says_what_to_start(tmp_path: Path):
+    url = wal_url(settings_with((0, 0, 0, 1), **{"woodpecker.sidecar.directory": str(tmp_path)}))
+    with pytest.raises(Unavailable, match=r"woodpecker\.sidecar\.binary"):
+        await open_wal(url, failover_s=0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/zilliztech/woodpecker/woodpecker"
+)
+
+const bootShift = 40 // of the ids in ephemeral channels: above it the sidecar's incarnation, below it a number
+
+var channelName = regexp.MustCompile(`\A[A-Za-z0-9._-]{1,250}\z`)
+
+// sidecar is the log: its channels, and whether this process still has it. The newest sidecar of a log has it; one that
+// another has taken over from goes on reading, and appends nothing.
+type sidecar struct {
+	client     woodpecker.Client
+	registry   registry
+	local      *localStorage
+	boot       uint64
+	superseded atomic.Bool
+
+	changing sync.Mutex // one change of a channel's record at a time
+	mu       sync.Mutex
+	channels map[string]channel
+	memory   uint64 // ids given to ephemeral channels so far are below it
+}
+
+func newSidecar(ctx context.Context, client woodpecker.Client, etcd *clientv3.Client, local *localStorage) (*sidecar, error) {
+	s := &sidecar{client: client, registry: registry{etcd}, local: local, channels: map[string]channel{}}
+	boot, over, err := s.registry.takeOver(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.boot, s.memory = boot, boot<<bootShift
+	go func() {
+		<-over
+		s.supersede()
+	}()
+	known, err := s.registry.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for name, found := range known {
+		s.channels[name] = s.made(name, found)
+	}
+	return s, nil
+}
+
+func (s *sidecar) made(name string, found *stored) channel {
+	if found.Policy.Ephemeral {
+		return s.ephemeral(name, found.Policy)
+	}
+	return newDurable(s, name, found)
+}
+
+// ephemeral makes a channel; 2**28 ids lie between two channels that are made one behind the other.
+func (s *sidecar) ephemeral(name string, p policy) channel {
+	s.memory += 1 << 28
+	return newEphemeral(name, p, s.memory)
+}
+
+func (s *sidecar) supersede()         { s.superseded.Store(true) }
+func (s *sidecar) isSuperseded() bool { return s.superseded.Load() }
+
+// find is the channel of that name. One that another sidecar has made is found, too.
+func (s *sidecar) find(ctx context.Context, name string) (channel, error) {
+	s.mu.Lock()
+	found := s.channels[name]
+	s.mu.Unlock()
+	if found != nil {
+		return found, nil
+	}
+	if !s.isSuperseded() {
+		return nil, notFound(name)
+	}
+	known, err := s.registry.get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if known == nil || known.Dropped {
+		return nil, notFound(name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.channels[name] == nil {
+		s.channels[name] = s.made(name, known)
+	}
+	return s.channels[name], nil
+}
+
+func (s *sidecar) names() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make([]string, 0, len(s.channels))
+	for name := range s.channels {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
+}
+
+func (s *sidecar) create(ctx context.Context, name string, p policy) error {
+	if !channelName.MatchString(name) {
+		return invalid(fmt.Sprintf("channel name %q is not 1-250 characters of A-Z a-z 0-9 . _ -", name))
+	}
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.mu.Lock()
+	there := s.channels[name]
+	s.mu.Unlock()
+	if there != nil {
+		if !there.policyOf().equals(p) {
+			return failure("ChannelExists", "channel "+name+" exists with another policy", map[string]any{"channel": name})
+		}
+		return nil
+	}
+	if s.isSuperseded() {
+		return fenced(name)
+	}
+	made, err := s.register(ctx, name, p)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.channels[name] = s.made(name, made)
+	s.mu.Unlock()
+	return nil
+}
+
+// register stores a new channel. A temporary one ends with the process that made it, and is stored nowhere.
+func (s *sidecar) register(ctx context.Context, name string, p policy) (*stored, error) {
+	if p.Temporary {
+		return &stored{channelRecord: channelRecord{Policy: p}}, nil
+	}
+	known, err := s.registry.get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	record, revision := channelRecord{Policy: p}, int64(0)
+	if known != nil {
+		record.Number, record.Base, revision = known.Number+1, known.Base, known.revision
+	}
+	if !p.Ephemeral {
+		record.Log = fmt.Sprintf("%s.%d", name, record.Number)
+		record.Removed = record.Base << segmentShift
+		exists, err := s.client.LogExists(ctx, record.Log)
+		if err == nil && !exists {
+			err = s.client.CreateLog(ctx, record.Log)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s.registry.put(ctx, name, record, revision)
+}
+
+func (s *sidecar) drop(ctx context.Context, name string) error {
+	s.changing.Lock()
+	defer s.changing.Unlock()
+	s.mu.Lock()
+	found := s.channels[name]
+	s.mu.Unlock()
+	if found == nil {
+		return nil
+	}
+	if s.isSuperseded() {
+		return fenced(name)
+	}
+	if err := s.unregister(ctx, name, found); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.channels, name)
+	s.mu.Unlock()
+	return nil
+}
+
+// unregister ends a channel and stores that it was dropped. What it has in Woodpecker, which deletes no log, stays but
+// for the segments before the last.
+func (s *sidecar) unregister(ctx context.Context, name string, found channel) error {
+	found.drop()
+	if found.policyOf().Temporary {
+		return nil
+	}
+	known, err := s.registry.get(ctx, name)
+	if err != nil || known == nil {
+		return err
+	}
+	next := known.channelRecord
+	next.Dropped, next.Holds = true, nil
+	if channel, isDurable := found.(*durable); isDurable {
+		last, err := channel.end(ctx)
+		if err != nil {
+			return err
+		}
+		next.Base += uint64(last + 1)
+	}
+	_, err = s.registry.put(ctx, name, next, known.revision)
+	return err
+}
+
+// close ends the writers, so that what was accepted is stored and answered.
+func (s *sidecar) close() {
+	closing := failure("Unavailable", "the sidecar is closing", nil).(*tidewalError)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var ended sync.WaitGroup
+	for _, each := range s.channels {
+		if found, isDurable := each.(*durable); isDurable {
+			ended.Add(1)
+			go func() {
+				defer ended.Done()
+				found.writer.close(closing)
+			}()
+		}
+	}
+	ended.Wait()
+}

@@ -1,0 +1,40 @@
+"""What any log must do, over a sidecar of Woodpecker with its segments on local storage."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.brokers.woodpecker import Sidecar
+from tidewal.adapters.woodpecker import open_wal
+from tidewal.adapters.woodpecker.backend import BACKEND
+from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.testing.conformance import *  # noqa: F403
+from tidewal.runtime.testing.conformance import BackendUnderTest
+
+pytestmark = pytest.mark.broker
+
+
+async def outside(url: str) -> list[str]:
+    """The files of the log's folder, and of its segments."""
+    directory = Path(url.removeprefix("woodpecker://"))
+    return sorted(str(each) for root in (directory, directory.parent / "segments") for each in root.rglob("*.log"))
+
+
+@pytest.fixture
+def backend(new_sidecar: Callable[[], Sidecar]) -> BackendUnderTest:
+    sidecar = new_sidecar()
+
+    async def opened() -> Wal:
+        if not sidecar.process.running:  # a test that is skipped needs none
+            sidecar.start()
+        return await open_wal(sidecar.url)
+
+    return BackendUnderTest(
+        "woodpecker",
+        BACKEND.capabilities(),
+        opened,
+        url=sidecar.url,
+        missing_url=f"{sidecar.url}0",
+        outside=outside,
+    )

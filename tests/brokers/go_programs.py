@@ -1,0 +1,103 @@
+"""Programs that Go builds for tests: the sidecar of Woodpecker, etcd, and an object store.
+
+What Go downloads and compiles stays in its own caches. What we keep is a folder per module in `.brokers/` (git ignores
+it), named by a hash of the module's files: a changed module gets a new folder, and the old one is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .jars import CACHE, Missing, locked
+
+ROOT = Path(__file__).parents[2]
+BUILT_WITHIN_S = 1800.0
+GO_PLACES = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/opt/homebrew/bin/go")
+
+Program = Literal["sidecar", "etcd", "versitygw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What is built of a module: its folder, and the packages by the names of the programs."""
+
+    module: Path
+    packages: dict[str, str]
+
+
+STORES = Built(
+    Path(__file__).with_name("stores"),
+    {"etcd": "go.etcd.io/etcd/server/v3", "versitygw": "github.com/versity/versitygw/cmd/versitygw"},
+)
+MODULES: dict[Program, Built] = {
+    "sidecar": Built(ROOT / "sidecars" / "woodpecker", {"sidecar": "."}),
+    "etcd": STORES,
+    "versitygw": STORES,
+}
+
+
+def find_program(program: Program) -> Path:
+    """The program; raises `Missing` where it was not built."""
+    path = _folder(MODULES[program]) / program
+    if not path.exists():
+        _go()
+        raise Missing(f"{program} is not built: run `make setup`")
+    return path
+
+
+def build_program(program: Program) -> Path:
+    """Build the program where it is not there; raises `Missing` where there is no Go, or the build fails."""
+    built = MODULES[program]
+    path = _folder(built) / program
+    with locked(f"go-{built.module.name}"):
+        if not path.exists():
+            for stale in CACHE.glob(f"go-{built.module.name}-*"):
+                if stale != path.parent:
+                    shutil.rmtree(stale)
+            path.parent.mkdir(exist_ok=True)
+            _run_go(_go(), built.module, path, built.packages[program])
+    return path
+
+
+def has_go() -> bool:
+    """Whether there is a Go that could build them."""
+    return _found_go() is not None
+
+
+def _found_go() -> str | None:
+    return shutil.which("go") or next(filter(os.path.exists, GO_PLACES), None)
+
+
+def _go() -> str:
+    found = _found_go()
+    if found is None:
+        raise Missing("there is no Go (go) on the PATH")
+    return found
+
+
+def _folder(built: Built) -> Path:
+    digest = hashlib.sha256()
+    for file in sorted(built.module.iterdir()):
+        if file.is_file() and file.suffix != ".md" and not file.name.endswith("_test.go"):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return CACHE / f"go-{built.module.name}-{digest.hexdigest()[:12]}"
+
+
+def _run_go(go: str, module: Path, path: Path, package: str) -> None:
+    unfinished = path.with_suffix(".new")
+    command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", str(unfinished), package]
+    try:
+        result = subprocess.run(
+            command, cwd=module, capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Missing(f"Go did not build {path.name} within {BUILT_WITHIN_S} s") from None
+    if result.returncode:
+        raise Missing(f"Go cannot build {path.name}: {' '.join(result.stderr.split()[-40:])}")
+    os.replace(unfinished, path)

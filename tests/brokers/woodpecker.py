@@ -1,0 +1,91 @@
+"""etcd and the sidecar of Woodpecker as processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tidewal.adapters.rocksmq.address import socket_path
+
+from .processes import Process, free_ports
+
+READY_WITHIN_S = 60.0
+STOPPED_WITHIN_S = 30.0
+
+
+class Etcd:
+    """One node of etcd, whose data outlive it."""
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        self._port, peers = free_ports(2)
+        url, peer_url = f"http://127.0.0.1:{self._port}", f"http://127.0.0.1:{peers}"
+        command = [str(program), "--data-dir", str(directory / "etcd"), "--log-level", "warn"]
+        command += ["--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer_url]
+        command += ["--initial-advertise-peer-urls", peer_url, "--initial-cluster", f"default={peer_url}"]
+        self.process = Process(command, directory / "etcd.log")
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self.process.start()
+        self.process.until(self._is_healthy, READY_WITHIN_S, "healthy")
+
+    def stop(self) -> None:
+        self.process.stop(STOPPED_WITHIN_S)
+
+    def _is_healthy(self) -> bool:
+        web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with web.open(f"http://{self.endpoint}/health", timeout=5) as answer:
+                return json.load(answer)["health"] == "true"
+        except (OSError, urllib.error.URLError):
+            return False
+
+
+class Sidecar:
+    """A sidecar for the log whose keys in etcd begin with `prefix`; its socket is in a folder of its own."""
+
+    def __init__(self, program: Path, directory: Path, etcd: str, prefix: str, settings: dict[str, Any]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        config = directory / "config.yaml"
+        woodpecker = {"meta": {"prefix": prefix}, **settings.get("woodpecker", {})}
+        config.write_text(json.dumps({**settings, "woodpecker": woodpecker, "etcd": {"endpoints": [etcd]}}))
+        command = [str(program), "-directory", str(directory), "-config", str(config)]
+        self.process = Process(command, directory / "sidecar.log")
+
+    @property
+    def url(self) -> str:
+        return f"woodpecker://{self.directory}"
+
+    def start(self) -> None:
+        self.process.start()
+        self.process.until(self._answers, READY_WITHIN_S, "ready")
+
+    def stop(self) -> None:
+        self.process.stop(STOPPED_WITHIN_S)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection, socket_path(str(self.directory)) as path:
+                connection.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def local(directory: Path) -> dict[str, Any]:
+    """Settings for segments in a folder."""
+    return {"woodpecker": {"storage": {"type": "local", "rootPath": str(directory / "segments")}}}
+
+
+def object_store(address: str, port: int, bucket: str, access_key: str, secret_key: str) -> dict[str, Any]:
+    """Settings for segments in an object store."""
+    store = {"address": address, "port": port, "bucketName": bucket, "accessKeyID": access_key}
+    return {"woodpecker": {"storage": {"type": "minio"}}, "minio": {**store, "secretAccessKey": secret_key}}
