@@ -40,7 +40,7 @@ POLL_S = 20.0  # how long one request waits at the sidecar for more entries
 class WoodpeckerWal(WalBase):
     """Open with `WoodpeckerWal.connect`. Coroutines belong to the loop that opened it, `submit` to any thread."""
 
-    name = BACKEND.name
+    name = "woodpecker"
     capabilities = CAPABILITIES
 
     @classmethod

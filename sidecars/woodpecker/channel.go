@@ -82,7 +82,7 @@ func (c *durable) submit(p *part) { c.writer.submit(p) }
 func (c *durable) begun(latest uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.latest, c.live = max(latest, c.stored.Removed), true
+	c.latest, c.live = max(latest, c.stored.Removed), !c.sidecar.isSuperseded()
 	c.tail.restart(c.latest)
 	c.news.tell()
 }

@@ -428,6 +428,9 @@ func (c *connection) parts(appends []append_) (map[channel]*part, int, error) {
 		if err != nil {
 			return nil, 0, err
 		}
+		if c.server.sidecar.isSuperseded() {
+			return nil, 0, fenced(each.channel)
+		}
 		if limit := found.policyOf().MaxMessageBytes; int64(len(each.payload)) > limit {
 			message := fmt.Sprintf("a message of %d bytes for %s is over its limit of %d", len(each.payload), each.channel, limit)
 			return nil, 0, failure("MessageTooLarge", message, map[string]any{"size": len(each.payload), "limit": limit})

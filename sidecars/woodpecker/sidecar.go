@@ -66,8 +66,19 @@ func (s *sidecar) ephemeral(name string, p policy) channel {
 	return newEphemeral(name, p, s.memory)
 }
 
-func (s *sidecar) supersede()         { s.superseded.Store(true) }
 func (s *sidecar) isSuperseded() bool { return s.superseded.Load() }
+
+// supersede is called once another sidecar has the log: from now on readers look for its entries in Woodpecker.
+func (s *sidecar) supersede() {
+	s.superseded.Store(true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, each := range s.channels {
+		if found, isDurable := each.(*durable); isDurable {
+			found.ended()
+		}
+	}
+}
 
 // find is the channel of that name. One that another sidecar has made is found, too.
 func (s *sidecar) find(ctx context.Context, name string) (channel, error) {

@@ -15,14 +15,15 @@ from .processes import Process, free_ports
 
 READY_WITHIN_S = 60.0
 STOPPED_WITHIN_S = 30.0
+KEY = "tidewal-tests"
 
 
 class Etcd:
     """One node of etcd, whose data outlive it."""
 
     def __init__(self, program: Path, directory: Path) -> None:
-        self._port, peers = free_ports(2)
-        url, peer_url = f"http://127.0.0.1:{self._port}", f"http://127.0.0.1:{peers}"
+        self.port, peers = free_ports(2)
+        url, peer_url = f"http://{self.endpoint}", f"http://127.0.0.1:{peers}"
         command = [str(program), "--data-dir", str(directory / "etcd"), "--log-level", "warn"]
         command += ["--listen-client-urls", url, "--advertise-client-urls", url, "--listen-peer-urls", peer_url]
         command += ["--initial-advertise-peer-urls", peer_url, "--initial-cluster", f"default={peer_url}"]
@@ -30,7 +31,7 @@ class Etcd:
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
         self.process.start()
@@ -85,7 +86,41 @@ def local(directory: Path) -> dict[str, Any]:
     return {"woodpecker": {"storage": {"type": "local", "rootPath": str(directory / "segments")}}}
 
 
-def object_store(address: str, port: int, bucket: str, access_key: str, secret_key: str) -> dict[str, Any]:
-    """Settings for segments in an object store."""
-    store = {"address": address, "port": port, "bucketName": bucket, "accessKeyID": access_key}
-    return {"woodpecker": {"storage": {"type": "minio"}}, "minio": {**store, "secretAccessKey": secret_key}}
+class VersityGateway:
+    """An S3 store over a folder, which outlives it. It does not sync what it stores to disk."""
+
+    def __init__(self, program: Path, directory: Path) -> None:
+        (self._port,) = free_ports(1)
+        folder = directory / "objects"
+        folder.mkdir()
+        command = [str(program), "--port", f"127.0.0.1:{self._port}", "--access", KEY, "--secret", KEY, "--quiet"]
+        self.process = Process(
+            [*command, "posix", "--sidecar", str(directory / "attributes"), str(folder)], directory / "s3.log"
+        )
+        (directory / "attributes").mkdir()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of a sidecar whose segments are in a bucket here; it lets appends wait for company for 20 ms, not 200."""
+        store = {"address": "127.0.0.1", "port": self._port, "bucketName": "tests", "region": "us-east-1"}
+        return {
+            "woodpecker": {
+                "storage": {"type": "minio"},
+                "logstore": {"segmentSyncPolicy": {"maxInterval": "20ms"}},
+            },
+            "minio": {**store, "accessKeyID": KEY, "secretAccessKey": KEY},
+        }
+
+    def start(self) -> None:
+        self.process.start()
+        self.process.until(self._answers, READY_WITHIN_S, "ready")
+
+    def stop(self) -> None:
+        self.process.stop(STOPPED_WITHIN_S)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self._port), 5).close()
+        except OSError:
+            return False
+        return True

@@ -17,7 +17,7 @@ import pytest
 from . import go_programs
 from .fixtures import logs_kept_on_failure
 from .jars import Missing
-from .woodpecker import Etcd, Sidecar, local
+from .woodpecker import Etcd, Sidecar, VersityGateway, local
 
 NOT_TESTED = "Woodpecker is not tested: "
 
@@ -46,18 +46,28 @@ def etcd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture
 def new_sidecar(etcd: Etcd, tmp_path: Path) -> Iterator[Callable[..., Sidecar]]:
     """Make another sidecar of the test's log, not started yet, in the folder of that name; all end with the test.
-    `settings` replace those of a log on local storage."""
+    `settings` replace those of a log on local storage, `endpoint` the etcd of all tests."""
     program, prefix = require_program("sidecar"), uuid4().hex
     made: list[Sidecar] = []
 
-    def make(name: str = "log", settings: dict[str, Any] | None = None, *, etcd: Etcd = etcd) -> Sidecar:
-        settings = settings or local(tmp_path)
-        made.append(Sidecar(program, tmp_path / name, etcd.endpoint, prefix, settings))
+    def make(name: str = "log", settings: dict[str, Any] | None = None, endpoint: str = etcd.endpoint) -> Sidecar:
+        made.append(Sidecar(program, tmp_path / name, endpoint, prefix, settings or local(tmp_path)))
         return made[-1]
 
     yield make
     for each in made:
         each.process.kill()
+
+
+@pytest.fixture
+def object_store(tmp_path: Path) -> Iterator[VersityGateway]:
+    """A running S3 store that the test may kill."""
+    directory = tmp_path / "s3"
+    directory.mkdir()
+    store = VersityGateway(require_program("versitygw"), directory)
+    store.start()
+    yield store
+    store.process.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What any log must do, over a sidecar of Woodpecker with its segments on local storage."""
+"""What any log must do, over a sidecar of Woodpecker with its segments in a folder, or in an object store."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +21,10 @@ async def outside(url: str) -> list[str]:
     return sorted(str(each) for root in (directory, directory.parent / "segments") for each in root.rglob("*.log"))
 
 
-@pytest.fixture
-def backend(new_sidecar: Callable[[], Sidecar]) -> BackendUnderTest:
-    sidecar = new_sidecar()
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.long)])
+def backend(request: pytest.FixtureRequest, new_sidecar: Callable[..., Sidecar]) -> BackendUnderTest:
+    on_s3 = request.param == "s3"
+    sidecar = new_sidecar(settings=request.getfixturevalue("object_store").settings if on_s3 else None)
 
     async def opened() -> Wal:
         if not sidecar.process.running:  # a test that is skipped needs none
