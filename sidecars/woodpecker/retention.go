@@ -37,11 +37,21 @@ func (c *durable) retain(ctx context.Context, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	end := keptFrom(segments, kept, now)
+	if end < 0 {
+		return nil
+	}
+	return c.truncate(ctx, place{end, 0}.id(c.stored.Base, firstOfSegment))
+}
+
+// keptFrom is the number of the segment before which the policy keeps nothing, -1 where it keeps all. A segment that is
+// appended to stays.
+func keptFrom(segments []segment, kept policy, now time.Time) int64 {
 	total := int64(0)
 	for _, each := range segments {
 		total += each.size
 	}
-	end := int64(-1) // what lies before this segment goes
+	end := int64(-1)
 	for _, each := range segments {
 		old := kept.RetentionS != nil && now.UnixMilli()-each.ended > int64(*kept.RetentionS*1000)
 		large := kept.RetentionBytes != nil && total-each.size >= *kept.RetentionBytes
@@ -51,8 +61,5 @@ func (c *durable) retain(ctx context.Context, now time.Time) error {
 		total -= each.size
 		end = each.number + 1
 	}
-	if end < 0 {
-		return nil
-	}
-	return c.truncate(ctx, place{end, 0}.id(c.stored.Base, firstOfSegment))
+	return end
 }
