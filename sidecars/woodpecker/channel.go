@@ -52,6 +52,8 @@ func (n *news) tell() {
 type durable struct {
 	sidecar *sidecar
 	name    string
+	policy  policy
+	base    uint64 // added to the numbers of segments in ids
 	history *history
 	writer  *writer
 
@@ -66,15 +68,16 @@ type durable struct {
 }
 
 func newDurable(s *sidecar, name string, found *stored) *durable {
-	c := &durable{sidecar: s, name: name, stored: found, history: newHistory(s.client, found.Log, found.Base)}
+	c := &durable{sidecar: s, name: name, policy: found.Policy, base: found.Base, stored: found}
+	c.history = newHistory(s.client, found.Log, found.Base)
 	c.writer = newWriter(c)
 	return c
 }
 
 // zero is the id that all of the channel's records are above.
-func (c *durable) zero() uint64 { return c.stored.Base << segmentShift }
+func (c *durable) zero() uint64 { return c.base << segmentShift }
 
-func (c *durable) policyOf() policy { return c.stored.Policy }
+func (c *durable) policyOf() policy { return c.policy }
 
 func (c *durable) submit(p *part) { c.writer.submit(p) }
 
@@ -162,20 +165,22 @@ func (c *durable) stretch(ctx context.Context, position, latest uint64) ([]recor
 }
 
 func (c *durable) begin(ctx context.Context, from start) (uint64, error) {
-	latest, err := c.last(ctx)
-	if err != nil {
-		return 0, err
-	}
 	c.mu.Lock()
 	removed := c.stored.Removed
 	c.mu.Unlock()
 	switch from.kind {
 	case "earliest":
 		return removed + 1, nil
-	case "latest":
-		return latest + 1, nil
 	case "next":
 		return from.id, nil
+	}
+	latest, err := c.last(ctx)
+	if err != nil {
+		return 0, err
+	}
+	switch from.kind {
+	case "latest":
+		return latest + 1, nil
 	case "time":
 		at, err := c.idAt(ctx, from.timestamp)
 		if err == nil && at == 0 {
@@ -347,7 +352,7 @@ func (c *durable) drop() {
 	c.tail.restart(c.latest)
 	c.news.tell()
 	c.mu.Unlock()
-	c.writer.close(notFound(c.name).(*tidewalError))
+	c.writer.close(notFound(c.name))
 }
 
 // end lets Woodpecker remove what a dropped channel has, and returns the number of its last segment, -1 without one.
@@ -358,5 +363,5 @@ func (c *durable) end(ctx context.Context) (int64, error) {
 		return -1, err
 	}
 	last := segments[len(segments)-1].number
-	return last, c.history.truncate(ctx, place{last, 0}.id(c.stored.Base, firstOfSegment))
+	return last, c.history.truncate(ctx, place{last, 0}.id(c.base, firstOfSegment))
 }

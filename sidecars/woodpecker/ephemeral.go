@@ -31,7 +31,7 @@ func (e *ephemeral) submit(p *part) {
 	e.mu.Lock()
 	if e.gone {
 		e.mu.Unlock()
-		p.fail(notFound(e.name).(*tidewalError))
+		p.fail(notFound(e.name))
 		return
 	}
 	for i := range p.records {

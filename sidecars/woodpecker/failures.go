@@ -24,51 +24,47 @@ func (e *tidewalError) wire() map[string]any {
 	return map[string]any{"code": e.code, "message": e.message, "fields": fields}
 }
 
-func failure(code, message string, fields map[string]any) error {
+func failure(code, message string, fields map[string]any) *tidewalError {
 	return &tidewalError{code, message, fields}
 }
 
-func invalid(message string) error { return failure("InvalidRequest", message, nil) }
+func invalid(message string) *tidewalError { return failure("InvalidRequest", message, nil) }
 
-func notFound(channel string) error {
+func notFound(channel string) *tidewalError {
 	return failure("ChannelNotFound", "no channel "+channel+"; create it first", map[string]any{"channel": channel})
 }
 
-func fenced(channel string) error {
+func fenced(channel string) *tidewalError {
 	message := "another sidecar has taken over the log: this one appends nothing more to " + channel
 	return failure("Fenced", message, map[string]any{"channel": channel})
 }
 
-// translated is the error of Tidewal for one of Woodpecker or etcd. `sent` says that an append was handed over before
-// it: then the append may be in the log all the same.
-func translated(err error, channel string, sent bool) *tidewalError {
+// ofUnknownOutcome is the same error of an append that may be in the log all the same.
+func ofUnknownOutcome(err *tidewalError) *tidewalError {
+	fields := map[string]any{"outcome_unknown": true}
+	for name, value := range err.fields {
+		fields[name] = value
+	}
+	return failure(err.code, err.message, fields)
+}
+
+// translated is the error of Tidewal for one of Woodpecker or etcd.
+func translated(err error, channel string) *tidewalError {
 	var known *tidewalError
-	if errors.As(err, &known) {
-		return known
-	}
-	var found *tidewalError
 	switch {
-	case isFence(err):
-		found = fenced(channel).(*tidewalError)
+	case errors.As(err, &known):
+		return known
 	case werr.ErrFileReaderCRCMismatch.Is(err), werr.ErrFileReaderCorrupted.Is(err), werr.ErrChecksumError.Is(err):
-		found = &tidewalError{"CorruptLog", fmt.Sprintf("channel %s: %v", channel, err), nil}
+		return failure("CorruptLog", fmt.Sprintf("channel %s: %v", channel, err), nil)
 	case errors.Is(err, context.Canceled):
-		found = &tidewalError{"Unavailable", "the sidecar is closing", nil}
-	default:
-		found = &tidewalError{"Unavailable", fmt.Sprintf("Woodpecker, channel %s: %v", channel, err), nil}
+		return failure("Unavailable", "the sidecar is closing", nil)
 	}
-	if sent {
-		fields := map[string]any{"outcome_unknown": true}
-		for name, value := range found.fields {
-			fields[name] = value
-		}
-		found.fields = fields
-	}
-	return found
+	return failure("Unavailable", fmt.Sprintf("Woodpecker, channel %s: %v", channel, err), nil)
 }
 
 // isFence is whether the error says that another writer has the log. Which one a deposed writer meets depends on what
-// it does next: append to its segment, complete it, or create the next one.
+// it does next: append to its segment, complete it, or create the next one. Where etcd was away, it may be this writer's
+// own work that it meets, done and not answered.
 func isFence(err error) bool {
 	return werr.ErrSegmentFenced.Is(err) || werr.ErrLogWriterLockLost.Is(err) ||
 		werr.ErrMetadataSegmentAlreadyExists.Is(err) || werr.ErrMetadataRevisionInvalid.Is(err)

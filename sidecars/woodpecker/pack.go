@@ -95,6 +95,6 @@ func decodePack(pack []byte, base uint64, at place) (uint64, []record, error) {
 	return top, records, nil
 }
 
-func corrupt(format string, values ...any) error {
+func corrupt(format string, values ...any) *tidewalError {
 	return failure("CorruptLog", fmt.Sprintf(format, values...), nil)
 }

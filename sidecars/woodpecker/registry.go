@@ -150,6 +150,17 @@ func (r registry) takeOver(ctx context.Context) (uint64, <-chan struct{}, error)
 	}
 }
 
+// owner is the incarnation of the sidecar that has the log.
+func (r registry) owner(ctx context.Context) (boot uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	defer cancel()
+	answer, err := r.etcd.Get(ctx, ownerKey)
+	if err == nil && len(answer.Kvs) > 0 {
+		_, err = fmt.Sscan(string(answer.Kvs[0].Value), &boot)
+	}
+	return boot, err
+}
+
 func (r registry) superseded(ctx context.Context, revision int64) <-chan struct{} {
 	over := make(chan struct{})
 	changes := r.etcd.Watch(ctx, ownerKey, clientv3.WithRev(revision+1))

@@ -41,7 +41,7 @@ func (c *durable) retain(ctx context.Context, now time.Time) error {
 	if end < 0 {
 		return nil
 	}
-	return c.truncate(ctx, place{end, 0}.id(c.stored.Base, firstOfSegment))
+	return c.truncate(ctx, place{end, 0}.id(c.base, firstOfSegment))
 }
 
 // keptFrom is the number of the segment before which the policy keeps nothing, -1 where it keeps all. A segment that is

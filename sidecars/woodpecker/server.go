@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log"
 	"net"
+	"sort"
 	"sync"
 	"time"
 
@@ -64,12 +65,12 @@ func (s *server) connected(socket net.Conn) {
 	defer func() {
 		cancel()
 		_ = socket.Close()
-		s.left(c.client)
 	}()
 	source := bufio.NewReaderSize(socket, 128<<10)
 	if err := c.greet(source); err != nil {
 		return
 	}
+	defer s.left(c.client)
 	for {
 		received, err := readFrame(source)
 		if err != nil {
@@ -128,7 +129,7 @@ func (c *connection) answer(seq uint64, result any) {
 
 func (c *connection) fail(seq uint64, err error) {
 	if seq > 0 {
-		c.send(encodeFrame([]any{seq, "error", translated(err, "", false).wire()}, nil))
+		c.send(encodeFrame([]any{seq, "error", translated(err, "").wire()}, nil))
 	}
 }
 
@@ -229,7 +230,7 @@ func (c *connection) change(asked *request) (func(ctx context.Context) (any, err
 			}
 			result, err := work(ctx, found)
 			if err != nil {
-				return nil, translated(err, name, false)
+				return nil, translated(err, name)
 			}
 			return result, nil
 		}, nil
@@ -310,21 +311,32 @@ func (c *connection) read(asked *request) error {
 	if err != nil {
 		return err
 	}
+	upto, limited := idOf(asked.arguments[2])
 	seconds, _ := asked.arguments[3].(float64)
 	wait := time.Duration(seconds * float64(time.Second))
 	name := asked.text(0)
-	c.later(asked.seq, func(ctx context.Context) ([]byte, error) {
-		found, err := c.server.sidecar.find(ctx, name)
+	found, err := c.server.sidecar.find(c.ctx, name)
+	if err != nil {
+		return err
+	}
+	if from.kind == "latest" { // fixed here, since appends behind it on the connection are to be read
+		position, err := found.begin(c.ctx, from)
 		if err != nil {
-			return nil, err
+			return translated(err, name)
 		}
+		from = start{kind: "next", id: position}
+	}
+	c.later(asked.seq, func(ctx context.Context) ([]byte, error) {
 		position, err := found.begin(ctx, from)
 		if err != nil {
-			return nil, translated(err, name, false)
+			return nil, translated(err, name)
 		}
 		records, latest, err := found.read(ctx, position, min(wait, waitLimit))
 		if err != nil {
-			return nil, translated(err, name, false)
+			return nil, translated(err, name)
+		}
+		if limited {
+			records = records[:sort.Search(len(records), func(i int) bool { return records[i].id > upto })]
 		}
 		if len(records) > 0 {
 			next := wireID(records[len(records)-1].id + 1)
@@ -373,18 +385,19 @@ func (c *connection) append(asked *request, received *frame) error {
 		return err
 	}
 	if asked.method == "append" {
-		c.submit(asked.seq, appends, func(ids []byte) any { return separate(ids) })
+		c.submit(asked.seq, appends)
 		return nil
 	}
 	if len(appends) == 0 || len(appends) > appendsLimit {
 		return invalid("appends of no request of the protocol")
 	}
 	for i := range appends {
-		c.submit(asked.seq+uint64(i), appends[i:i+1], func(ids []byte) any { return separate(ids) })
+		c.submit(asked.seq+uint64(i), appends[i:i+1])
 	}
 	return nil
 }
 
+// separate are the ids one by one.
 func separate(ids []byte) [][]byte {
 	each := make([][]byte, 0, len(ids)/8)
 	for ; len(ids) > 0; ids = ids[8:] {
@@ -393,7 +406,7 @@ func separate(ids []byte) [][]byte {
 	return each
 }
 
-func (c *connection) submit(seq uint64, appends []append_, result func(ids []byte) any) {
+func (c *connection) submit(seq uint64, appends []append_) {
 	parts, size, err := c.parts(appends)
 	if err != nil {
 		c.fail(seq, err)
@@ -409,7 +422,7 @@ func (c *connection) submit(seq uint64, appends []append_, result func(ids []byt
 		if err != nil {
 			c.fail(seq, err)
 		} else {
-			c.answer(seq, result(ids))
+			c.answer(seq, separate(ids))
 		}
 		c.land(size)
 	}
@@ -481,22 +494,30 @@ func (s *server) noteCreated(client, name string) {
 
 // left drops the temporary channels that no process has any more which created them.
 func (s *server) left(client string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.clients[client]--; s.clients[client] > 0 {
-		return
-	}
-	delete(s.clients, client)
-	mine := s.created[client]
-	delete(s.created, client)
-	for name := range mine {
-		if s.isCreated(name) {
-			continue
-		}
+	for _, name := range s.orphans(client) {
 		if err := s.sidecar.drop(context.Background(), name); err != nil {
 			log.Printf("a temporary channel stays until the sidecar ends: %v", err)
 		}
 	}
+}
+
+// orphans are the channels that nobody needs once a connection of the client has ended.
+func (s *server) orphans(client string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clients[client]--; s.clients[client] > 0 {
+		return nil
+	}
+	delete(s.clients, client)
+	mine := s.created[client]
+	delete(s.created, client)
+	var names []string
+	for name := range mine {
+		if !s.isCreated(name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (s *server) isCreated(name string) bool {

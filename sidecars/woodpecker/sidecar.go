@@ -68,6 +68,12 @@ func (s *sidecar) ephemeral(name string, p policy) channel {
 
 func (s *sidecar) isSuperseded() bool { return s.superseded.Load() }
 
+// isTakenOver asks etcd whether another sidecar has the log. Where etcd does not answer, one may have it.
+func (s *sidecar) isTakenOver() bool {
+	owner, err := s.registry.owner(context.Background())
+	return err != nil || owner != s.boot
+}
+
 // supersede is called once another sidecar has the log: from now on readers look for its entries in Woodpecker.
 func (s *sidecar) supersede() {
 	s.superseded.Store(true)
@@ -219,7 +225,7 @@ func (s *sidecar) unregister(ctx context.Context, name string, found channel) er
 
 // close ends the writers, so that what was accepted is stored and answered.
 func (s *sidecar) close() {
-	closing := failure("Unavailable", "the sidecar is closing", nil).(*tidewalError)
+	closing := failure("Unavailable", "the sidecar is closing", nil)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ended sync.WaitGroup

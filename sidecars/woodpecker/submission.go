@@ -73,12 +73,8 @@ func (s *submission) closePart() {
 	s.open--
 	over := s.open == 0
 	err := s.err
-	if over && err != nil && s.stored && err.fields["outcome_unknown"] == nil {
-		fields := map[string]any{"outcome_unknown": true}
-		for name, value := range err.fields {
-			fields[name] = value
-		}
-		err = &tidewalError{err.code, err.message, fields}
+	if over && err != nil && s.stored {
+		err = ofUnknownOutcome(err)
 	}
 	s.mu.Unlock()
 	if over {

@@ -62,12 +62,6 @@ func (t *tail) at(position uint64) []record {
 	return append([]record(nil), t.records[start:end]...)
 }
 
-// has is whether a record with this id is there.
-func (t *tail) has(id uint64) bool {
-	at := sort.Search(len(t.records), func(i int) bool { return t.records[i].id >= id })
-	return at < len(t.records) && t.records[at].id == id
-}
-
 // restart forgets all; what follows has ids above `from`.
 func (t *tail) restart(from uint64) {
 	t.keep(0)

@@ -146,11 +146,11 @@ func (w *writer) append(parts []*part) *tidewalError {
 		w.shut()
 	}
 	if w.channel.sidecar.isSuperseded() {
-		return fenced(w.channel.name).(*tidewalError)
+		return fenced(w.channel.name)
 	}
 	if w.log == nil {
 		if err := w.open(ctx); err != nil {
-			return translated(err, w.channel.name, false)
+			return translated(err, w.channel.name)
 		}
 	}
 	var records []record
@@ -196,7 +196,7 @@ func (w *writer) settle() {
 }
 
 func (w *writer) acknowledge(done *flight, at place) {
-	base := w.channel.stored.Base
+	base := w.channel.base
 	if at.entry >= entriesLimit || base+uint64(at.segment) >= segmentsLimit {
 		panic(fmt.Sprintf("(%d, %d) does not fit into an id", at.segment, at.entry))
 	}
@@ -228,11 +228,13 @@ func (w *writer) fail(lost *flight, err error) {
 	}
 	w.failedMu.Unlock()
 	w.channel.ended()
-	if isFence(err) {
+	reported := translated(err, w.channel.name)
+	if isFence(err) && w.channel.sidecar.isTakenOver() {
 		w.channel.sidecar.supersede()
+		reported = fenced(w.channel.name)
 	}
 	for _, part := range lost.parts {
-		part.fail(translated(err, w.channel.name, true))
+		part.fail(ofUnknownOutcome(reported))
 	}
 }
 
