@@ -61,11 +61,3 @@ func translated(err error, channel string) *tidewalError {
 	}
 	return failure("Unavailable", fmt.Sprintf("Woodpecker, channel %s: %v", channel, err), nil)
 }
-
-// isFence is whether the error says that another writer has the log. Which one a deposed writer meets depends on what
-// it does next: append to its segment, complete it, or create the next one. Where etcd was away, it may be this writer's
-// own work that it meets, done and not answered.
-func isFence(err error) bool {
-	return werr.ErrSegmentFenced.Is(err) || werr.ErrLogWriterLockLost.Is(err) ||
-		werr.ErrMetadataSegmentAlreadyExists.Is(err) || werr.ErrMetadataRevisionInvalid.Is(err)
-}

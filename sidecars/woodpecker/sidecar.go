@@ -68,10 +68,13 @@ func (s *sidecar) ephemeral(name string, p policy) channel {
 
 func (s *sidecar) isSuperseded() bool { return s.superseded.Load() }
 
-// isTakenOver asks etcd whether another sidecar has the log. Where etcd does not answer, one may have it.
-func (s *sidecar) isTakenOver() bool {
-	owner, err := s.registry.owner(context.Background())
-	return err != nil || owner != s.boot
+// checkOwner asks etcd whether this sidecar has the log still.
+func (s *sidecar) checkOwner(ctx context.Context) error {
+	owner, err := s.registry.owner(ctx)
+	if err == nil && owner != s.boot {
+		s.supersede()
+	}
+	return err
 }
 
 // supersede is called once another sidecar has the log: from now on readers look for its entries in Woodpecker.

@@ -229,8 +229,7 @@ func (w *writer) fail(lost *flight, err error) {
 	w.failedMu.Unlock()
 	w.channel.ended()
 	reported := translated(err, w.channel.name)
-	if isFence(err) && w.channel.sidecar.isTakenOver() {
-		w.channel.sidecar.supersede()
+	if w.channel.sidecar.isSuperseded() {
 		reported = fenced(w.channel.name)
 	}
 	for _, part := range lost.parts {
@@ -245,7 +244,14 @@ func (w *writer) hasFailed() bool {
 }
 
 // open fences all other writers of the channel, and finds out what is the last record.
+// A sidecar from which the log was taken opens none: where a fence in Woodpecker ended its writer, it learns it here.
 func (w *writer) open(ctx context.Context) error {
+	if err := w.channel.sidecar.checkOwner(ctx); err != nil {
+		return err
+	}
+	if w.channel.sidecar.isSuperseded() {
+		return fenced(w.channel.name)
+	}
 	handle, err := w.channel.sidecar.client.OpenLog(ctx, w.channel.history.log)
 	if err != nil {
 		return err

@@ -38,6 +38,8 @@ async def test_the_older_sidecar_is_fenced_and_reads_on(two: tuple[Sidecar, Wal,
     newer.start()
     async with await open_wal(newer.url) as new:
         await new.append("a", b"new")
+        with pytest.raises(TidewalError):  # by etcd, or by the fence in the object store
+            await old.append("a", b"zombie")
         with pytest.raises(Fenced):
             await old.append("a", b"zombie")
         with pytest.raises(Fenced):
@@ -81,7 +83,7 @@ async def test_one_that_hears_nothing_of_etcd_is_fenced_by_woodpecker(
         async with await open_wal(newer.url) as new:
             await new.append("a", b"new")
             async with asyncio.timeout(WITHIN_S):
-                with pytest.raises(Fenced):
+                with pytest.raises(TidewalError):
                     await old.append("a", b"zombie")
             await new.append("a", b"newer")
             assert payloads(await take(new, "a", From.EARLIEST, 3)) == [b"old", b"new", b"newer"]
@@ -103,9 +105,8 @@ async def test_what_was_in_flight_at_a_takeover_is_in_the_log_where_it_was_ackno
     async with await open_wal(newer.url) as new:
         first = await new.append("a", b"new")
         async with asyncio.timeout(WITHIN_S):
-            with pytest.raises(TidewalError) as caught:
+            with pytest.raises(TidewalError):
                 await producing
-        assert isinstance(caught.value, Fenced)
         assert all(id < first for id in acknowledged)
         entries = await take(new, "a", From.EARLIEST, len(acknowledged) + 2)
         assert {entry.id for entry in entries} >= {*acknowledged, first}
