@@ -36,12 +36,14 @@ class Producer:
         while True:
             numbers = range(self._next, self._next + 20)
             self._next = numbers.stop
+            self.unknown.update(numbers)  # also where this task is cancelled meanwhile
             try:
                 ids = await self._wal.append_many([Append("a", b"%d" % number, number + 1) for number in numbers])
                 self.acknowledged.update(zip(ids, numbers, strict=True))
             except Unavailable as error:
                 if error.outcome_unknown:
-                    self.unknown.update(numbers)
+                    continue
+            self.unknown.difference_update(numbers)
 
     def check(self, entries: list[Entry]) -> None:
         """Raise unless the log has what was acknowledged under its ids, nothing twice, and all in order."""
