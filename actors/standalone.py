@@ -77,11 +77,11 @@ class Standalone:
     (RocksMQ), only that process can offer the role `streamingnode`. `predecessor` is the incarnation of a node that is
     known to be dead: its lease is not waited for.
 
-    `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or its URL
-    (`file:`). `name` is the
-    node's, by default that of `metrics` or of the process. With `threads=False` and a `blocking` that runs in place a
-    whole node is deterministic on a virtual loop (`runtime/testing`). `network` makes its direct connections to other
-    nodes, over TCP by default. Give `metrics` to share them with the log's.
+    `wal` must be open and owned; it is not closed here. `tables` is the directory of the Delta tables, or a URL
+    (`file:`, or a prefix of a bucket: `s3:`, `gs:`, `az:`). `name` is the node's, by default that of `metrics` or of
+    the process. With `threads=False` and a `blocking` that runs in place a whole node is deterministic on a virtual
+    loop (`runtime/testing`). `network` makes its direct connections to other nodes, over TCP by default. Give
+    `metrics` to share them with the log's.
 
     Entering it raises `WrongCluster` where the settings or the tables are not those of the log's other nodes,
     `FormatTooNew` or `FormatTooOld` where they work at a feature level that this version does not know,
@@ -141,7 +141,7 @@ class Standalone:
 
     async def __aenter__(self) -> Standalone:
         actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
-        self.node.tables.prepare()
+        await self.node.blocking(self.node.tables.prepare)
         async with AsyncExitStack() as stack:
             await self._serve_metrics(stack)
             if interval_ms:
@@ -164,7 +164,7 @@ class Standalone:
             self._system = await stack.enter_async_context(system)
             actor_metrics.watch([role.role for role in self._roles], system.status, lambda: system.loop_lag_s)
             reads_tables = not {DataNode, QueryNode}.isdisjoint(self._roles)
-            tables = self.node.tables.identity() if reads_tables else ""
+            tables = await self.node.blocking(self.node.tables.identity) if reads_tables else ""
             await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
             for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
@@ -320,9 +320,9 @@ async def standalone(
     name: str = "",
     roles: Iterable[str] = ROLE_NAMES,
 ) -> AsyncGenerator[Standalone]:
-    """Run a node that keeps everything in `directory`: the tables in `tables/`, and the log in `log/` unless the URL
-    `wal` or the settings name another one (`log_url`). Leaving the block drains the node; a later one with the same
-    directory continues where this one ended.
+    """Run a node that keeps everything in `directory`: the tables in `tables/` unless the settings name another place
+    (`tables`), and the log in `log/` unless the URL `wal` or the settings name another one (`log_url`). Leaving the
+    block drains the node; a later one with the same directory continues where this one ended.
 
     `name` and `roles` are those of `Standalone`. A node that is killed and started again with the same directory, and
     the same name where it has one, takes its channels back at once. A node without the role `streamingnode` uses the
@@ -340,7 +340,7 @@ async def standalone(
     options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles}
     try:
         with incarnation_file(home / (f"node-{quote(name, safe='')}.lock" if name else "node.lock")) as file:
-            node = Standalone(log, home / "tables", **options, predecessor=file.predecessor if file else "")
+            node = Standalone(log, tables_of(home, settings), **options, predecessor=file.predecessor if file else "")
             if file:
                 file.write(node.node.incarnation)
             async with node:
@@ -358,8 +358,13 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     """
     home = _absolute(directory)
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
-    stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(home / "tables")))
+    stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(tables_of(home, settings))))
     return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+
+
+def tables_of(directory: str | Path, settings: Settings) -> str:
+    """The path or URL of the tables of a node in `directory`."""
+    return settings.tables or str(_absolute(directory) / "tables")
 
 
 def _roles_named(names: Iterable[str]) -> tuple[type[Role], ...]:

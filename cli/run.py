@@ -14,7 +14,7 @@ from ..runtime.errors import InvalidRequest
 from .addresses import print_addresses
 from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
-from .setting_options import ConfigFile, Listen, MetricsPort, NodeAddress, WalOption, setting_arguments
+from .setting_options import ConfigFile, Listen, MetricsPort, NodeAddress, TablesOption, WalOption, setting_arguments
 
 if TYPE_CHECKING:
     from ..runtime.config.settings import Settings
@@ -30,6 +30,7 @@ def run(
     ] = None,
     config: ConfigFile = None,
     wal: WalOption = "",
+    tables: TablesOption = None,
     metrics_port: MetricsPort = None,
     listen: Listen = None,
     address: NodeAddress = None,
@@ -62,7 +63,9 @@ def run(
     from ..runtime.signals import Interrupted, until_stopped
 
     configure(log_level or LogLevel.info, log_format or LogFormat.text)  # for what is said of the settings themselves
-    arguments = setting_arguments(wal, metrics_port, log_level, log_format, listen=listen, address=address)
+    arguments = setting_arguments(
+        wal, metrics_port, log_level, log_format, tables=tables, listen=listen, address=address
+    )
     settings = load_settings(config, arguments=arguments)
     log = settings.log
     configure(log.level, log.format)
@@ -75,6 +78,7 @@ def run(
             data=data,
             config=config,
             wal=wal,
+            tables=tables,
             log_level=log_level,
             log_format=log_format,
             listen=listen,
@@ -86,15 +90,15 @@ def run(
     home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
 
     async def serve() -> None:
-        from ..actors.standalone import log_url, standalone
+        from ..actors.standalone import log_url, standalone, tables_of
 
         offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
         configure(log.level, log.format, node=name or node_name())
         url = await log_url(home, settings, embedded=embedded)
-        if data is None:
+        if data is None and not settings.tables:
             _warn_of_other_tables(url, home)
         async with standalone(home, wal=url, settings=settings, name=name, roles=offered) as node:
-            where = {"wal": shown_url(url), "tables": str(home.absolute() / "tables")}
+            where = {"wal": shown_url(url), "tables": tables_of(home, settings)}
             if settings.metrics.port:
                 where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
             if node.node.connections.address:

@@ -25,6 +25,14 @@ WalOption = Annotated[
         callback=_url_of,
     ),
 ]
+TablesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tables",
+        help="Where the tables lie: a directory or s3://bucket/prefix; by default that of the settings, or below "
+        "--data.",
+    ),
+]
 MetricsPort = Annotated[int | None, typer.Option(help="Port of /metrics and /healthz; 0 is off.")]
 Listen = Annotated[
     str | None, typer.Option(help="host:port where the node takes direct connections of other nodes; none by default.")
@@ -40,12 +48,14 @@ def setting_arguments(
     log_level: str | None = None,
     log_format: str | None = None,
     *,
+    tables: str | None = None,
     listen: str | None = None,
     address: str | None = None,
 ) -> dict[str, object]:
     """The `arguments` of `load_settings` that these options are; None for an option that is not given."""
     return {
         "wal": wal or None,
+        "tables": tables,
         "metrics.port": metrics_port,
         "log.level": log_level,
         "log.format": log_format,

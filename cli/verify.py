@@ -93,7 +93,9 @@ def journal(
 
 @verify.command()
 def tables(
-    directory: Annotated[str, typer.Argument(help="The directory of a node, or its folder `tables`.")],
+    directory: Annotated[
+        str, typer.Argument(help="The directory of a node, its folder `tables`, or a prefix of a bucket with tables.")
+    ],
     as_json: JsonLines = False,
 ) -> None:
     """Read every page of the tables and check it: that the files are there, page checksums, and numbers of rows; and

@@ -15,6 +15,7 @@ from tests.logging_restored import logging_restored
 pytest_plugins = (
     "tests.brokers.fixtures",
     "tests.brokers.woodpecker_fixtures",
+    "tests.objects.fixtures",
     "tests.backends",
     "tests.shared_spark",
     "tests.first_hour.report",

@@ -63,6 +63,15 @@ def test_the_example_runs_and_prints_what_the_page_says(
     assert capsys.readouterr().out == example.printed
 
 
+def test_the_example_on_object_storage_prints_what_the_page_says(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    [example] = examples_of("object-storage.md")
+    run(example.code.replace("s3://my-bucket", bucket), tmp_path)
+    assert capsys.readouterr().out == example.printed
+
+
 @pytest.mark.parametrize("wrong", ["assert False", "def test_it(tmp_path):\n    assert False"])
 def test_an_example_that_fails_is_seen(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):

@@ -20,7 +20,7 @@ from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
 from ...runtime.tables.table_metadata import commit_name, newest_own_commit, transaction_of
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
 from .delta_errors import storage_errors
-from .delta_files import CHECKED, NO_HOOKS, RETENTION_H, checkpoint, open_table, vacuum_table
+from .delta_files import CHECKED, NO_HOOKS, checkpoint, open_table, vacuum_table
 from .log_reader import NewestVersions, newest_versions
 from .log_table import CHECKPOINT_EVERY_COMMITS, COMMIT_ATTEMPTS, LogTable
 from .row_merge import merge_rows
@@ -81,13 +81,15 @@ class CurrentTable:
         """The number of rows at the T that was read last."""
         return self._table.count()
 
-    def vacuum(self, retention_h: int = RETENTION_H) -> int:
-        """Remove files that the table has not named for `retention_h` hours, and return their number.
+    def vacuum(self, retention_h: int | None = None) -> int:
+        """Remove files that the table has not named for `retention_h` hours (by default the location's), and return
+        their number.
 
         Each compaction leaves the files it replaced, so that readers of the older snapshot may finish.
         """
+        kept_h = self.location.retention_h if retention_h is None else retention_h
         with storage_errors(self.location):
-            return len(vacuum_table(self.location, self._table, retention_h, CommitProperties()))
+            return len(vacuum_table(self.location, self._table, kept_h, CommitProperties()))
 
     def merge(self, changes: NewestVersions, t: int) -> bool:
         """Merge `changes`, the newest versions between the table's T and `t`, and move it to `t`, in one commit.

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, PostCommitHookProperties
 
 from ...runtime.errors import CorruptLog, InvalidRequest, InvalidSchema
@@ -35,8 +35,6 @@ from ...runtime.tables.table_store import TableLocation
 from .row_versions import stored_schema
 
 ROWS_PER_GROUP: Final = 65_536
-LOG_RETENTION: Final = "interval 1 hours"
-RETENTION_H: Final = 24
 MIN_RETENTION_H: Final = 1
 INTERVAL_KEY: Final = "delta.checkpointInterval"
 
@@ -69,11 +67,13 @@ def open_table(
     """Open the Delta table at `location`, created with `columns(schema)` when absent, and a checkpoint every
     `checkpoint_every_commits` commits; returns it with its user schema and its key. Raises `CorruptLog` (absent without
     a `schema`, or damaged), `InvalidSchema` (another schema or key), `FormatTooNew`."""
-    if not _is_table(location):
+    try:
+        table = open_delta(location)  # not `is_deltatable`, which keeps all threads of Python from running meanwhile
+    except TableNotFoundError:
         if schema is None or primary_key is None:
-            raise CorruptLog(f"there is no table at {location}", path=location.uri)
+            raise CorruptLog(f"there is no table at {location}", path=location.uri) from None
         _create(location, schema, primary_key, columns(schema), checkpoint_every_commits)
-    table = open_delta(location)
+        table = open_delta(location)
     properties = table.metadata().configuration
     check_format(properties, location)
     found, key = _user_schema(properties, location)
@@ -91,10 +91,6 @@ def open_table(
 def _columns(schema: pa.Schema) -> str:
     fields = cast("Iterable[Any]", schema)
     return ", ".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in fields)
-
-
-def _is_table(location: TableLocation) -> bool:
-    return DeltaTable.is_deltatable(location.uri, location.storage_options)
 
 
 def _user_schema(properties: Mapping[str, str], location: TableLocation) -> tuple[pa.Schema, str]:
@@ -133,16 +129,17 @@ def _create(
                 PRIMARY_KEY: primary_key,
                 INTERVAL_KEY: str(checkpoint_every_commits),
                 "delta.enableExpiredLogCleanup": "true",
-                "delta.logRetentionDuration": LOG_RETENTION,
+                "delta.logRetentionDuration": f"interval {location.log_retention_h} hours",
                 "delta.dataSkippingStatsColumns": ",".join(name for name in statistics if name in columns.names),
             },
             storage_options=location.storage_options,
             raise_if_key_not_exists=False,
         )
-    except (CommitFailedError, DeltaError):
-        # Another process created it at the same moment.
-        if not _is_table(location):
-            raise
+    except (CommitFailedError, DeltaError) as error:
+        try:
+            open_delta(location)  # another process created it at the same moment
+        except TableNotFoundError:
+            raise error from None
     location.sync([commit_name(0)])
     location.created()
 

@@ -40,7 +40,6 @@ from .delta_errors import storage_errors
 from .delta_files import (
     INTERVAL_KEY,
     NO_HOOKS,
-    RETENTION_H,
     checkpoint,
     open_delta,
     open_table,
@@ -185,17 +184,20 @@ class LogTable:
             groups = groups_to_join(files_of(self._table))
         return sum(self._join(group) for group in groups)
 
-    def vacuum(self, retention_h: int = RETENTION_H) -> int:
-        """Remove files that no commit names, or none has named for `retention_h` hours; return their number.
+    def vacuum(self, retention_h: int | None = None) -> int:
+        """Remove files that no commit names, or none has named for `retention_h` hours (by default the location's);
+        return their number.
 
         Raises `InvalidRequest` when `retention_h` is below `MIN_RETENTION_H`: a flush may be writing such a file now.
         """
+
+        kept_h = self.location.retention_h if retention_h is None else retention_h
 
         def attempt() -> int:
             # The commits of a vacuum must carry the positions too, or the log's clean-up could remove the last ones.
             positions = {POSITIONS_KEY: encode_positions(self._read_positions())}
             commit = CommitProperties(max_commit_retries=0, custom_metadata=positions)
-            return len(vacuum_table(self.location, self._table, retention_h, commit))
+            return len(vacuum_table(self.location, self._table, kept_h, commit))
 
         with self._lock, storage_errors(self.location):
             self._refresh()
@@ -216,14 +218,16 @@ class LogTable:
     def _flush(
         self, rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> FlushResult:
-        actions: list[AddAction | RemoveAction] = []
+        actions: list[AddAction] = []
 
         def attempt() -> FlushResult:
             if self._is_replay(start, end):
                 return FlushResult(self._table.version(), 0, 0, replayed=True)
-            if rows.num_rows and not actions:
-                actions.append(write_parquet(self.location, rows, statistics=self._statistics))
+            if rows.num_rows and not (actions and self._stays(actions[0])):
+                actions[:] = [write_parquet(self.location, rows, statistics=self._statistics)]
             self._commit(actions, end, positions)
+            if any(self._stored_t(vchannel) < t for vchannel, t in end.items()):
+                raise CommitFailedError("the commit is behind a checkpoint that others wrote and cleaned up after")
             return FlushResult(self._table.version(), rows.num_rows, sum(action.size or 0 for action in actions))
 
         return self._until_committed(attempt)
@@ -234,10 +238,10 @@ class LogTable:
         if self._newest_own != version or not self.location.has(commit_name(version)):
             self._refresh()  # another tool's commit may have been undone; one that was cleaned up is too old to be read
         for _ in range(COMMIT_ATTEMPTS):
+            before = self._table.version()
             try:
                 return attempt()
             except CommitFailedError:
-                before = self._table.version()
                 self._refresh()
                 if self._table.version() == before:
                     raise
@@ -260,15 +264,20 @@ class LogTable:
         return False
 
     def _commit(
-        self, actions: list[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
+        self, actions: Sequence[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> None:
-        """Commit as the direct successor of the present snapshot; `CommitFailedError` when another commit came
-        first."""
+        """Commit as the direct successor of the present snapshot, and read the newest; `CommitFailedError` when another
+        commit came first.
+
+        The Delta library looks for other commits and then creates its own. A writer that was held up in between for
+        longer than commits are kept may create one that was there and has been removed: behind a checkpoint, where no
+        reader sees it. Only a table opened afresh tells.
+        """
         version = self._table.version()
         merged = self._read_positions() | dict(positions)
         now_ms = time.time_ns() // 1_000_000
         self._table.create_write_transaction(
-            actions,
+            list(actions),
             "append",
             self._table.schema(),
             commit_properties=CommitProperties(
@@ -280,10 +289,15 @@ class LogTable:
             post_commithook_properties=NO_HOOKS,
         )
         self.location.sync([commit_name(version + 1)])
-        self._refresh()
+        self._table = open_delta(self.location)
+        self._read_positions()
         if (version + 1) % self._checkpoint_every == 0:
             checkpoint(self.location, self._table)
-            self._table = open_delta(self.location)
+
+    def _stays(self, written: AddAction) -> bool:
+        """Whether a file that no commit names yet is far from being vacuumed."""
+        age_s = time.time() - written.modification_time / 1000
+        return age_s < self.location.retention_h * 3600 / 2
 
     def _stored_t(self, vchannel: str) -> int:
         return self._table.transaction_version(transaction_of(vchannel)) or 0

@@ -119,7 +119,7 @@ class RowPipeline:
         hold keeps the log meanwhile: a node that dies would leave it, and what is removed is in the table by then."""
         location = self._node.tables.table(self.collection.name, LOG)
         with storage_errors(location):
-            if not location.exists():
+            if not await self._node.blocking(location.exists):
                 return False
         log, time, positions = await self._open_table()
         if time <= self.tsafe:

@@ -397,6 +397,11 @@ else:
 class Settings(_WithBackends):
     """All settings, complete and checked. `wal`, where given, overrides `mq.*`."""
 
+    tables: str = Field(
+        default="",
+        description="where the tables lie, the same place for all nodes: a path, or a prefix of a bucket like "
+        "`s3://bucket/prefix`, see object-storage.md; empty: `tables` in the directory of the node",
+    )
     msg_channel: MsgChannelSettings = MsgChannelSettings()
     root_coord: RootCoordSettings = RootCoordSettings()
     proxy: ProxySettings = ProxySettings()

@@ -1,5 +1,5 @@
 """Where the Delta tables lie: one seam for all that Tidewal itself does with their files, beside what the Delta library
-does. A file system is one implementation (`local_store.py`), an object store would be another.
+does. A file system is one implementation (`local_store.py`), a bucket the other (`object_store.py`).
 
     <store>/<collection>/log        row versions
     <store>/<collection>/current    current rows
@@ -15,16 +15,18 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
-from typing import BinaryIO, Final, NamedTuple, TypeAlias
+from typing import BinaryIO, ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 from ..errors import ConfigError
+from ..log.redaction import shown_url
 
 LOG: Final = "log"
 CURRENT: Final = "current"
 
+_is_object_table = re.compile(r"(.+/.+)/([^/]+)/([^/]+)")
 _is_url = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
@@ -38,8 +40,13 @@ class CreatedFile(NamedTuple):
 class TableLocation(ABC):
     """The place of one table. Names of files are relative to it, with `/` between their parts, as Delta has them.
 
-    `uri` and `storage_options` are what the Delta library opens the table by. Its text is the `uri`.
+    `uri` and `storage_options` are what the Delta library opens the table by; the options may hold credentials, the
+    `uri`, which is its text, holds none. `retention_h`: for how many hours a file stays that no commit names any more,
+    since readers that do not say what they read may be reading it. `log_retention_h`: for how many hours commits stay.
     """
+
+    retention_h: ClassVar[int] = 24
+    log_retention_h: ClassVar[int] = 1
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
@@ -61,8 +68,7 @@ class TableLocation(ABC):
     @abstractmethod
     def exists(self) -> bool:
         """Whether a table was created here, damaged or not: there is a commit, or rows whose commits are gone. One that
-        is just being created is not there yet. Readers call it on the event loop: it takes no longer than to ask for
-        one file."""
+        is just being created is not there yet."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -138,24 +144,50 @@ StoreUri: TypeAlias = "str | PathLike[str]"
 
 
 def open_tables(uri: StoreUri) -> TableStore:
-    """The store of tables at a path or a `file:` URL. Raises `ConfigError` for any other URL."""
+    """The store of tables at a path, a `file:` URL, or a prefix of a bucket (`s3://bucket/prefix`, `gs:`, `az:`), which
+    is not asked yet.
+
+    Raises `ConfigError` (`key`) for any other URL, for one that holds credentials, and where the environment has
+    options under which commits are not safe; `Unsupported` where the extra `objects` is not installed.
+    """
+    path = _local_path(uri)
+    if path is None:
+        from .object_store import ObjectTableStore
+
+        return ObjectTableStore(fspath(uri))
     from .local_store import LocalTableStore
 
-    return LocalTableStore(_local_path(uri))
+    return LocalTableStore(path)
 
 
 def table_at(uri: StoreUri | TableLocation) -> TableLocation:
-    """The place of the one table at a path or a `file:` URL. Raises `ConfigError` for any other URL."""
+    """The place of the one table at a path or URL. Raises as `open_tables` does."""
+    if isinstance(uri, TableLocation):
+        return uri
+    path = _local_path(uri)
+    if path is None:
+        parts = _is_object_table.fullmatch(fspath(uri))
+        if parts is None:
+            raise ConfigError(
+                f"{shown_url(fspath(uri))!r} is no place of a table, like s3://bucket/prefix/collection/log",
+                key="tables",
+            )
+        store, collection, name = parts.groups()
+        return open_tables(store).table(collection, name)
     from .local_store import LocalTableLocation
 
-    return uri if isinstance(uri, TableLocation) else LocalTableLocation(_local_path(uri))
+    return LocalTableLocation(path)
 
 
-def _local_path(uri: StoreUri) -> str:
-    path = fspath(uri)
-    if not _is_url.match(path):
-        return path
-    parts = urlsplit(path)
-    if parts.scheme != "file" or parts.netloc:
-        raise ConfigError(f"tables lie on a local or mounted file system: {path!r} is no path of one", key="tables")
+def _local_path(uri: StoreUri) -> str | None:
+    """The path that this is, or that a `file:` URL names; None for another URL. Raises `ConfigError` for a path of
+    another machine."""
+    text = fspath(uri)
+    if not _is_url.match(text):
+        return text
+    parts = urlsplit(text)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc:
+        raise ConfigError(f"{text!r} is no path of this machine", key="tables")
     return parts.path

@@ -20,9 +20,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from ...runtime.clock import MAX_TIMESTAMP
-from ...runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch
+from ...runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionMismatch, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.rows.schema import CollectionSchema
+from ...runtime.tables.object_options import shown_failure
 from ...runtime.tables.table_metadata import check_format, newest_own_commit, transaction_of
 from ...runtime.tables.table_store import LOG, TableLocation, TableStore, open_tables
 from ..options import MicroBatchLimits
@@ -220,25 +221,29 @@ def _end_of(held: Sequence[tuple[Stamps, Firsts]], horizon: int, rows: int | Non
 
 
 def history_store(folder: str) -> TableStore:
-    """The tables in the folder of option `history`, a path or a `file:` URL. Raises `ConfigError` for another URL."""
+    """The tables at the place in option `history`, a path or a URL. Raises `ConfigError` for one that has none."""
     try:
         return open_tables(folder)
     except ConfigError as error:
         raise ConfigError(
-            f"option history is {folder!r}; it must be a folder that driver and executors see under the same path",
+            f"option history must be a folder that driver and executors see under the same path, or a prefix of a "
+            f"bucket: {error.message}",
             key="history",
         ) from error
 
 
 @contextmanager
 def _damage_of(location: TableLocation) -> Generator[None]:
-    """Raise a `DeltaError` of the block as `CorruptLog`; an absent table as it is."""
+    """Raise a `DeltaError` of the block as `CorruptLog`, a failure of the disk or the store as `Unavailable`; an absent
+    table as it is."""
     try:
         yield
     except TableNotFoundError:
         raise
     except DeltaError as error:
         raise CorruptLog(f"the table {location} cannot be read: {error}", path=location.uri) from error
+    except OSError as error:
+        raise Unavailable(f"{location}: {shown_failure(error)}", path=location.uri) from error
 
 
 def _open(location: TableLocation, version: int | None) -> DeltaTable:
@@ -258,7 +263,7 @@ def _open(location: TableLocation, version: int | None) -> DeltaTable:
     except DeltaError as error:
         raise InvalidRequest(
             f"{location} does not have version {version}: the newest is {newest.version()}, and older ones are kept "
-            "for an hour. timestampAsOf reaches back to the first row",
+            f"for {location.log_retention_h} h. timestampAsOf reaches back to the first row",
         ) from error
 
 

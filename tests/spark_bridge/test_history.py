@@ -390,7 +390,7 @@ def test_a_folder_without_the_table_is_told(stored: StoredStory, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"there is no table at .*nowhere/flights/log: option history is the folder"):
         HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=str(tmp_path / "nowhere"))).look()
     with pytest.raises(ConfigError, match="must be a folder"):
-        HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history="s3://bucket/tables")).look()
+        HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history="hdfs://host/tables")).look()
     file = ReadOptions("rocksmq:///x", "flights", history=f"file://{stored.folder}")
     assert HistoryPlan(stored.log, file).look().time == stored.time
 
