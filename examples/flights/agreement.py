@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
@@ -88,15 +87,20 @@ async def querynode_view(client: Client, upto: int) -> ReaderView:
     return ReaderView.of("QueryNode", stats.versions, pa.concat_tables(tables))
 
 
-def delta_view(tables: Path, upto: int) -> ReaderView:
+def commits(tables: str) -> int:
+    """How many commits the table `log` has, below the path or URL `tables`."""
+    return DeltaTable(f"{tables}/{COLLECTION}/log").version() + 1
+
+
+def delta_view(tables: str, upto: int) -> ReaderView:
     """What the two tables hold, opened with plain `deltalake`."""
-    log = DeltaTable(tables / COLLECTION / "log").to_pyarrow_table(
+    log = DeltaTable(f"{tables}/{COLLECTION}/log").to_pyarrow_table(
         columns=["_ts", "_op", "origin", "status", "event_time", "dep_delay"]
     )
     log = log.filter(pc.less_equal(log["_ts"], upto))
     counted = log.group_by("_op").aggregate([([], "count_all")]).to_pylist()
     versions = {cast(str, row["_op"]): cast(int, row["count_all"]) for row in counted}
-    current = DeltaTable(tables / COLLECTION / "current").to_pyarrow_table()
+    current = DeltaTable(f"{tables}/{COLLECTION}/current").to_pyarrow_table()
     return ReaderView.of("Delta", versions, current, _windows(log))
 
 

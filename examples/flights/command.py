@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
+from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 import uvloop
@@ -14,6 +18,7 @@ import uvloop
 from tidewal import errors
 from tidewal.runtime import INTERRUPTED, Interrupted, shown_url, until_stopped
 
+from .moto_store import MotoStore
 from .place import clear, place_of
 from .requirements import require
 from .screen import Screen
@@ -23,6 +28,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DISAGREED = 1
 SERVED_PORT = 9091  # Milvus' own
+TABLES = "s3://tidewal-demo"  # on a store of the demo's own
+
+
+class StoreKind(StrEnum):
+    """The object stores that the demo can start."""
+
+    moto = "moto"
 
 
 @app.command()
@@ -35,6 +47,12 @@ def demo(
     wal: Annotated[
         str, typer.Option(help="URL of the log: kafka://…, pulsar://…; RocksMQ in the directory by default.")
     ] = "",
+    tables: Annotated[
+        str, typer.Option(help="Prefix of a bucket for the tables: s3://…; in the directory by default.")
+    ] = "",
+    store: Annotated[
+        StoreKind | None, typer.Option(help="Start this object store, which keeps the tables until the demo ends.")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw the delays; in the directory by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, the story to stderr.")] = False,
 ) -> None:
@@ -45,18 +63,28 @@ def demo(
     """
     require(spark=spark)
     place_of(Path(), wal)  # a wrong URL is refused before anything is created
+    if store and keep:
+        raise errors.InvalidRequest("--store keeps nothing behind the demo's end: give either that or --keep")
     directory = keep or Path(tempfile.mkdtemp(prefix="tidewal-demo-"))
     url, ours = place_of(directory, wal)
     picture = picture or (directory / "picture.png" if keep else Path("tidewal-demo.png"))
     port = metrics_port if metrics_port is not None else SERVED_PORT if serve else 0
     screen = Screen(to_stderr=as_json)
-    story = Demo(DemoOptions(directory, events, spark, serve, url, port, picture), screen)
+    given = tables or (TABLES if store else "")
+    place = f"{given.rstrip('/')}/{directory.name}" if given else str(directory.absolute() / "tables")
+    story = Demo(DemoOptions(directory, events, spark, serve, url, place, port, picture), screen)
     try:
-        uvloop.run(until_stopped(story.run()))
+        with ExitStack() as stack:
+            if store:
+                moto = stack.enter_context(MotoStore())
+                os.environ.update(moto.environment)
+                moto.create_bucket(urlsplit(given).netloc)
+            uvloop.run(until_stopped(story.run()))
     except Interrupted:
         if story.agreed is None:
             screen.say()
             how = f"--keep {directory}" + (f" --wal '{shown_url(wal)}'" if wal else "")
+            how += f" --tables '{tables}'" if tables else ""
             screen.say(f'Interrupted; nothing is lost. It goes on with: make demo ARGS="{how}"')
             raise typer.Exit(INTERRUPTED) from None
     finally:

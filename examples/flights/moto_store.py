@@ -45,10 +45,12 @@ class MotoStore:
         }
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket; one that is there stays as it is."""
+        """Create a bucket; one that is there stays as it is. Raises `ValueError` for a name that none may have."""
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=START_S)) as connection:
             connection.request("PUT", f"/{name}", headers={"Authorization": _SIGNED})
-            connection.getresponse().read()
+            answer = connection.getresponse()
+            if answer.status == 400:
+                raise ValueError(f"no bucket may be called {name!r}: {answer.read().decode()}")
 
     def close(self) -> None:
         """End the server; what it holds is gone."""

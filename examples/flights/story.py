@@ -33,13 +33,15 @@ BUSY_HOUR = 10  # departures from which on an hour's mean says something
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """The options of the command line. `wal` is the URL of the log; `metrics_port` 0 is off."""
+    """The options of the command line. `wal` is the URL of the log, `tables` the path or URL of the tables;
+    `metrics_port` 0 is off."""
 
     directory: Path
     events: int | None
     spark: bool
     serve: bool
     wal: str = field(repr=False)  # may hold credentials
+    tables: str
     metrics_port: int
     chart: Path
 
@@ -51,7 +53,6 @@ class Demo:
         self._options = options
         self._screen = screen
         self._url = options.wal
-        self._tables = options.directory.absolute() / "tables"
         self._seconds: dict[str, float] = {}
         self.figures: dict[str, object] = {}
         self.agreed: bool | None = None  # not known before the proof
@@ -62,12 +63,12 @@ class Demo:
         started = time.perf_counter()
         screen, options = self._screen, self._options
         screen.heading("A node on a log of its own")
-        settings = load_settings(arguments={"metrics.port": options.metrics_port})
+        settings = load_settings(arguments={"metrics.port": options.metrics_port, "tables": options.tables})
         async with AsyncExitStack() as stack:
             with self._timed("start"):
                 node = await stack.enter_async_context(standalone(options.directory, wal=self._url, settings=settings))
             screen.say(f"log     {shown_url(self._url)}")
-            screen.say(f"tables  {self._tables}")
+            screen.say(f"tables  {options.tables}")
             if options.metrics_port:
                 screen.say(f"metrics http://{settings.metrics.host}:{options.metrics_port}/metrics")
             await node.run(self._steps(node, started))
@@ -82,7 +83,7 @@ class Demo:
             await self._write(node, client, events, done)
             upto = await self._store(client)
             views = [await agreement.querynode_view(client, upto)]
-        views.append(await asyncio.to_thread(agreement.delta_view, self._tables, upto))
+        views.append(await asyncio.to_thread(agreement.delta_view, self._options.tables, upto))
         if self._options.spark:
             views.insert(0, await self._spark(upto))
         agreed = await self._agree(upto, events.num_rows, views)
@@ -173,7 +174,7 @@ class Demo:
             await retry_until(client.flush, flights.COLLECTION)
         with self._timed("compact"):
             compacted = await retry_until(client.compact, flights.COLLECTION)
-        commits = len(list((self._tables / flights.COLLECTION / "log" / "_delta_log").glob("*.json")))
+        commits = await asyncio.to_thread(agreement.commits, self._options.tables)
         self.figures["tables"] = {
             "log_commits": commits,
             "flush_s": round(self._seconds["flush"], 3),

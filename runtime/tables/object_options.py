@@ -35,7 +35,7 @@ REFUSED: Final = (
 )
 
 _PROFILE_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-_query = re.compile(r"\?[^\s\"'<>]+")
+_query = re.compile(r"(?<=[\w/])\?[^\s\"'<>]+")
 _refused = re.compile(r"lacked (?:the necessary privileges|valid authentication)|401 Unauthorized|403 Forbidden")
 _passing = re.compile(r"ExpiredToken|RequestTimeTooSkewed|TokenRefreshRequired|RequestExpired")
 

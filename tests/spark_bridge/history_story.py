@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 from story import NAMES, Append, ListLog, Story, number, random_row
@@ -15,13 +14,13 @@ from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import Entry
 from tidewal.runtime.streams.messages import Position
-from tidewal.runtime.tables.table_store import LOG, open_tables
+from tidewal.runtime.tables.table_store import LOG, StoreUri, open_tables
 
 
 class StoredStory:
     """Three vchannels on two pchannels. What `flush` stores, `truncate` may remove from the log."""
 
-    def __init__(self, folder: Path, append: Append | None = None) -> None:
+    def __init__(self, folder: StoreUri, append: Append | None = None) -> None:
         """With `append` the log is another one, and `log` just tells what is in it."""
         self.folder = folder
         self.log = ListLog()

@@ -17,12 +17,14 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.objects.faulty_http import FaultyStore
 from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.errors import ConfigError, CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.tables import object_options
 from tidewal.runtime.tables.table_metadata import commit_name
-from tidewal.runtime.tables.table_store import LOG, open_tables
+from tidewal.runtime.tables.table_store import LOG, StoreUri, open_tables
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.collection import in_table
 from tidewal.spark_bridge.plan.history import HistoryPlan
@@ -118,8 +120,12 @@ def test_any_interval_is_the_rows_of_the_model_whatever_is_stored_and_cut_off(se
 
 @pytest.fixture
 def stored(tmp_path: Path, rng: random.Random) -> StoredStory:
+    return filled_story(tmp_path, rng)
+
+
+def filled_story(folder: StoreUri, rng: random.Random) -> StoredStory:
     """Rows of which some are in the table only, some in both, some in the log only."""
-    made = StoredStory(tmp_path)
+    made = StoredStory(folder)
     for _ in range(3):
         made.play(rng, 12)
         made.story.cut(made.flights)
@@ -381,6 +387,31 @@ def test_a_version_of_the_table_stays_what_it_was(stored: StoredStory, rng: rand
     assert as_of(stored, version_as_of=stored.table.version) == stored.story.between(0, stored.time)
     with pytest.raises(InvalidRequest, match=r"does not have version 999: the newest is \d+, and older ones are kept"):
         as_of(stored, version_as_of=999)
+
+
+@pytest.mark.slow
+def test_the_tables_may_lie_in_a_bucket(bucket: str, rng: random.Random) -> None:
+    stored = filled_story(f"{bucket}/tables", rng)
+    last = stored.story.cuts[-1].time
+    for time in (rng.randint(1, stored.time), last):
+        assert as_of(stored, timestamp_as_of=time) == stored.story.between(0, time)
+    start, end = table_offset(stored.flights, rng.randint(1, stored.time)), offset(stored.story.cuts[-1])
+    assert read(stored, start, end, tasks=3) == stored.story.between(start.time, end.time)
+    with pytest.raises(ConfigError, match="there is no table"):
+        HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=f"{bucket}/nowhere")).look()
+
+
+def test_a_store_that_is_away_is_unavailable(
+    faulty: FaultyStore, bucket: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_options, "RETRY_S", 1)
+    stored = filled_story(f"{bucket}/tables", rng)
+    tasks = tasks_of(planner(stored), beginning(stored.flights), stored.story.cuts[-1])
+    faulty.fault = lambda request, forward: False
+    with pytest.raises(Unavailable):
+        planner(stored).look()
+    with pytest.raises(Unavailable):
+        rows_of(stored.log, tasks)
 
 
 # ---- what may be wrong -----------------------------------------------------------------------------------------------

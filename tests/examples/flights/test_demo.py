@@ -50,6 +50,22 @@ def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any],
     assert sum(told["agreement"]["versions"].values()) == 3000
 
 
+@pytest.mark.slow
+def test_the_tables_may_lie_in_a_store_that_the_demo_starts(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION", "ALLOW_HTTP"):
+        monkeypatch.setenv(f"AWS_{name}", "")  # the demo sets them: they are brought back
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = ["--no-spark", "--events", "1000", "--picture", tmp_path / "picture.png"]
+    ended = command(*options, "--store", "moto")
+    assert ended.status == 0, ended.out + ended.err
+    assert "tables  s3://tidewal-demo/tidewal-demo-" in ended.out
+    assert "everything agreed" in ended.out
+    kept = command(*options, "--store", "moto", "--keep", tmp_path / "data")
+    assert (kept.status, (tmp_path / "data").exists()) == (2, False)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_resumes_behind_what_the_log_has(demo: Callable[..., Any]):
