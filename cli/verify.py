@@ -18,7 +18,7 @@ from ..adapters.rocksmq.check.opening_check import refusal
 from ..adapters.rocksmq.check.verify import verify as scrub
 from ..adapters.rocksmq.log_directory import local_directory
 from ..adapters.rocksmq.owner.directory import locked
-from ..runtime.errors import ConfigError
+from ..runtime.errors import ConfigError, Unavailable
 from .results import JsonLines, print_rows
 from .verify_cluster import cluster
 from .verify_kills import kills
@@ -110,12 +110,17 @@ def tables(
 
     below = Path(directory) / "tables"
     store = open_tables(str(below) if below.is_dir() else directory)
-    if not store.exists():
-        raise ConfigError(f"there is no folder {directory}", key="directory")
-    if not (below.is_dir() or Path(directory).absolute().name == "tables" or store.tables()):
-        raise ConfigError(
-            f"{directory} holds no tables: name the directory of a node, or its folder `tables`", key="directory"
-        )
+    try:
+        if not store.exists():
+            raise ConfigError(f"there is no folder {directory}", key="directory")
+        if not (below.is_dir() or Path(directory).absolute().name == "tables" or store.tables()):
+            raise ConfigError(
+                f"{directory} holds no tables: name the directory of a node, or its folder `tables`", key="directory"
+            )
+    except PermissionError:
+        raise  # said as for every path that is given
+    except OSError as error:
+        raise Unavailable(f"{directory}: {error.strerror}", path=directory) from error
     files = damaged = rows = size = 0
     seen: dict[tuple[str, str], dict[str, int]] = {}
     damages: list[str] = []

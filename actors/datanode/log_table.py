@@ -85,6 +85,8 @@ class LogTable:
         self._checkpoint_every = int(table.metadata().configuration[INTERVAL_KEY])
         self._positions: Positions = {}
         self._newest_own = -1  # the version of the commit that has these positions
+        self._times: dict[str, int] = {}  # T by vchannel, as far as they were asked of this snapshot
+        self._times_of = (table, -1)
         self._lock = threading.RLock()
 
     @classmethod
@@ -300,7 +302,13 @@ class LogTable:
         return age_s < self.location.retention_h * 3600 / 2
 
     def _stored_t(self, vchannel: str) -> int:
-        return self._table.transaction_version(transaction_of(vchannel)) or 0
+        """Asked once for each snapshot: the library reads all commits behind the checkpoint to tell it."""
+        snapshot = (self._table, self._table.version())
+        if self._times_of != snapshot:
+            self._times, self._times_of = {}, snapshot
+        if vchannel not in self._times:
+            self._times[vchannel] = self._table.transaction_version(transaction_of(vchannel)) or 0
+        return self._times[vchannel]
 
     def _refresh(self) -> Positions:
         """Move the snapshot to the newest version, and return its positions, as `_read_positions` does.

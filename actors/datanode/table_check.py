@@ -35,10 +35,8 @@ def check_tables(store: TableStore) -> Iterator[FileReport]:
     says, and that no other tool has changed the rows of the table. May run beside a node.
 
     Files that another tool joined, and those of before Tidewal wrote checksums, have neither: of these only what cannot
-    be decoded is found. Raises `DirectoryUnwritable`, `Unavailable` where the tables cannot be listed."""
-    with storage_errors(store):
-        locations = store.tables()
-    for location in locations:
+    be decoded is found."""
+    for location in store.tables():
         yield from _check_table(location)
 
 

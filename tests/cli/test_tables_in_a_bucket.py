@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands import Command, Start
+from tests.objects.faulty_http import FaultyStore
+from tidewal.runtime.tables import object_options
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +42,13 @@ def test_a_bucket_that_is_not_there_ends_a_node(command: Command, tmp_path: Path
     ended = command("run", "--data", tmp_path / "data", "--tables", f"{bucket}-of-nobody/tables")
     assert ended.status == 2
     assert "NoSuchBucket" in ended.err
+
+
+def test_a_store_that_is_away_is_a_line_and_no_traceback(
+    command: Command, bucket: str, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_options, "RETRY_S", 1)
+    faulty.fault = lambda request, forward: False
+    ended = command("verify", "tables", f"{bucket}/tables")
+    assert (ended.status, ended.err.count("\n")) == (2, 1)
+    assert "Unavailable" in ended.err

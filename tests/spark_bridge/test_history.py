@@ -401,6 +401,7 @@ def test_the_tables_may_lie_in_a_bucket(bucket: str, rng: random.Random) -> None
         HistoryPlan(stored.log, ReadOptions("rocksmq:///x", "flights", history=f"{bucket}/nowhere")).look()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_unavailable(
     faulty: FaultyStore, bucket: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:

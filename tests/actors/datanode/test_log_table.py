@@ -14,6 +14,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from tidewal.actors.datanode.delta_files import checkpoint, open_delta
 from tidewal.actors.datanode.file_joining import StoredFile, files_of, groups_to_join
 from tidewal.actors.datanode.log_table import FlushResult, LogTable
 from tidewal.runtime.errors import (
@@ -24,6 +25,7 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     InvalidSchema,
 )
+from tidewal.runtime.tables.table_metadata import commit_name
 
 sys.path.insert(0, str(Path(__file__).parent))
 from versions import KEY, SCHEMA, V0, V1, position, versions
@@ -192,6 +194,25 @@ def test_concurrent_flushers_of_different_vchannels_all_succeed(path: Path) -> N
     assert not failures
     assert stored(path) == sorted([*range(1, 11)] * 3)
     assert LogTable.open(path).positions() == {f"ch_{number}": position(10) for number in range(3)}
+
+
+def test_a_commit_that_no_reader_sees_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library looks for other commits, and creates its own once others have committed and cleaned up."""
+    slow, other = (LogTable.open(path, SCHEMA, KEY) for _ in range(2))
+
+    def late(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        for t in (1, 2, 3):
+            flush(other, versions([t], vchannel=V1), t - 1, t, V1)
+        checkpoint(other.location, open_delta(other.location))
+        for version in range(3):
+            (path / commit_name(version)).unlink()
+        (path / commit_name(1)).write_text("{}")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", late)
+    assert not flush(slow, versions([1, 2]), 0, 2).replayed
+    assert stored(path) == [1, 1, 2, 2, 3]
+    assert LogTable.open(path).flushed(V0) == 2
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ from tidewal.runtime.tables.table_store import CURRENT, LOG, open_tables, table_
 sys.path.insert(0, str(Path(__file__).parent))
 from versions import KEY, SCHEMA, V0, V1, position, versions
 
+pytestmark = pytest.mark.slow
+
 
 def flush(log: LogTable, start: int, end: int, vchannel: str = V0) -> FlushResult:
     rows = versions(range(start + 1, end + 1), vchannel=vchannel)
@@ -161,7 +163,6 @@ def test_nodes_of_one_bucket_have_one_id(bucket: str, beside: ThreadPoolExecutor
     assert open_tables(f"{bucket}/others").identity() not in found
 
 
-@pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["memory"])
 async def test_a_node_keeps_its_tables_in_a_bucket(home, bucket: str) -> None:
     folder, home.tables = home.tables, f"{bucket}/tables"
@@ -243,21 +244,21 @@ def test_two_nodes_that_store_the_same_vchannel_store_each_row_once(bucket: str,
         return fenced
 
     logs = [log_in(bucket, every=8) for _ in range(2)]
-    list(beside.map(run, logs, [40, 40]))
-    assert stored(logs[0]) == list(range(1, 41))
-    assert {log.positions()[V0].cseq for log in logs} == {40}
+    list(beside.map(run, logs, [20, 20]))
+    assert stored(logs[0]) == list(range(1, 21))
+    assert {log.positions()[V0].cseq for log in logs} == {20}
 
 
 def test_flushes_of_two_nodes_into_one_table_are_all_there(bucket: str, beside: ThreadPoolExecutor) -> None:
     def run(vchannel: str) -> None:
         log = log_in(bucket, every=8)
-        for t in range(20):
+        for t in range(10):
             flush(log, t, t + 1, vchannel)
 
     log = log_in(bucket, every=8)
     list(beside.map(run, [V0, V1]))
-    assert stored(log) == sorted([*range(1, 21), *range(1, 21)])
-    assert (log.flushed(V0), log.flushed(V1)) == (20, 20)
+    assert stored(log) == sorted([*range(1, 11), *range(1, 11)])
+    assert (log.flushed(V0), log.flushed(V1)) == (10, 10)
 
 
 def test_a_file_that_waits_too_long_for_its_commit_is_written_again(
@@ -312,7 +313,6 @@ REFUSALS = {
     "InvalidAccessKeyId": (403, DirectoryUnwritable),
     "RequestTimeTooSkewed": (403, Unavailable),
     "ExpiredToken": (400, Unavailable),
-    "SlowDown": (503, Unavailable),
 }
 
 
@@ -336,7 +336,7 @@ def test_a_refusal_is_named_by_what_to_do_and_says_no_secret(
         store.identity,
         lambda: flush(log, 1, 2),
         lambda: LogTable.open(log.location),
-        lambda: list(check_tables(store)),
+        log.positions,
     ):
         with pytest.raises(TidewalError) as caught:
             call()
