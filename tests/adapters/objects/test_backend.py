@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapters.conformance import test_node
 from tests.adapters.objects.conftest import CREDENTIALS
+from tidewal.adapters.objects.backend import CAPABILITIES
 from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.runtime.errors import ConfigError, MessageTooLarge, ReadOnly, Unavailable
 from tidewal.runtime.log.opening import backend_name, find_backend, open_wal
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Wal
+from tidewal.runtime.testing.conformance import BackendUnderTest
 
 
 async def first_payload(wal: Wal) -> bytes:
@@ -44,6 +47,14 @@ async def test_a_directory_is_opened_by_its_url_and_read_while_another_writes(tm
             assert await first_payload(reader) == b"x"
             with pytest.raises(ReadOnly):
                 await reader.append("a", b"no")
+
+
+@pytest.mark.slow
+async def test_a_node_writes_reads_and_comes_back_over_a_directory(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/log"
+    directory = BackendUnderTest("directory", CAPABILITIES, lambda: open_wal(url))
+    await test_node.test_a_node_writes_reads_and_comes_back(directory, tmp_path)
+    await directory.close()
 
 
 @pytest.mark.slow
