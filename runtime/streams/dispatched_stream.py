@@ -89,8 +89,8 @@ class DispatchedStream(TtMsgStream):
 
     @property
     def idle_time(self) -> int:
-        """Where the reader has done with all packs so far and waits for the next, and nothing is there for it yet: the
-        time of the channels, up to which it has everything. Else 0. Callable from any thread."""
+        """Where the reader has done with all packs so far and waits for the next: up to when it has everything that the
+        channels hold. Else 0. Callable from any thread."""
         if not self._awaited:
             return 0
         return min(target.idle_time for target in self._targets)

@@ -142,9 +142,12 @@ class Target(TtChannel):
 
     @property
     def idle_time(self) -> int:
-        """How far the channel is where all that was read of it was handed out; else 0."""
+        """Up to when all of the channel was handed out: its time, or that before the first message that was not; 0
+        where it was not read yet."""
+        if (message := next(self.first_message(), None)) is not None:
+            return message.ts - 1
         scan = self.scan
-        return 0 if scan is None or any(self.first_message()) or not scan.reached(self) else scan.time
+        return 0 if scan is None or not scan.reached(self) else scan.time
 
     @property
     def has_room(self) -> bool:

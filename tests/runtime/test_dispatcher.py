@@ -503,6 +503,31 @@ async def test_a_stream_in_pursuit_ends_it_as_soon_as_the_channel_is_read_so_far
         await stream.close()
 
 
+async def test_a_message_that_waits_for_another_channel_hides_no_time_before_it(memory):
+    dispatchers = Dispatchers(memory, 10**6, Metrics())
+    stream = DispatchedStream(memory, dispatchers, ["p_0", "q_0"])
+    stream.as_consumer(["p", "q"])
+    for channel in "pq":
+        await memory.create_channel(channel, ChannelPolicy())
+        await memory.append(channel, encode(row(1, f"{channel}_0")), row(1, "").ts)
+    await bodies_until(stream, row(1, "").ts)
+    stands, later = compose(20_000, 0), compose(25_000, 0)
+    for channel in "pq":
+        dispatchers.announce(channel, 1, 1, stands)
+    following = asyncio.create_task(bodies_until(stream, later))
+    await asyncio.sleep(0)
+    assert stream.idle_time == stands
+    waiting = row(2, "p_0", b"waits", later)
+    await put(memory, waiting)
+    async with asyncio.timeout(20):
+        while not any(record.body for record in stream._channels["p"].buffer):  # noqa: ASYNC110 -- of its own tasks
+            await asyncio.sleep(0)
+    assert stream.idle_time == stands
+    dispatchers.announce("q", 1, 1, later)
+    assert await following == [b"waits"]
+    await stream.close()
+
+
 async def test_streams_that_come_and_go_leave_nothing(memory):
     dispatchers = Dispatchers(memory, 10**6, Metrics())
     stays = opened(memory, dispatchers, "p_0")
