@@ -102,7 +102,8 @@ class RowPipeline:
     async def _follow(self, beginning: BeginningCheck) -> None:
         """Apply what the stream reads, until that ends. Raises `PositionLost`."""
         scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
-        self._stream.wait_for(beginning.now)
+        for time in (beginning.now, *(time for time, _, _ in self._waiters)):  # questions that came while it was loaded
+            self._stream.wait_for(time)
         try:
             async for pack in self._stream:
                 beginning.check(pack)

@@ -203,3 +203,23 @@ async def test_what_an_iterator_cannot_be_is_named(home) -> None:
             with pytest.raises(InvalidRequest):
                 async for _ in client.query_iterator("people", **options):
                     pass
+
+
+@MEMORY_ONLY
+async def test_a_question_that_came_while_the_table_was_loaded_is_answered_in_time(home, monkeypatch) -> None:
+    fill = RowPipeline._fill
+
+    async def slowly(*args, **options) -> None:
+        await asyncio.sleep(1)
+        await fill(*args, **options)
+
+    async with home.people_client() as client:
+        written = (await client.insert("people", home.people(1))).ts
+        await client.flush("people")
+        await client.release_collection("people")
+        monkeypatch.setattr(RowPipeline, "_fill", slowly)
+        loading = asyncio.create_task(client.load_collection("people"))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(7):
+            assert await client.count("people", at=add_ms(written, 5_000)) == 1
+        await loading
