@@ -17,10 +17,15 @@ from typing import Literal
 from .jars import CACHE, Missing, locked
 
 ROOT = Path(__file__).parents[2]
+FETCHED_WITHIN_S = 600.0
 BUILT_WITHIN_S = 1800.0
 GO_PLACES = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/opt/homebrew/bin/go")
 
 Program = Literal["sidecar", "etcd", "versitygw"]
+
+
+class Unfetched(Missing):
+    """Go is there, and cannot fetch the modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,12 @@ MODULES: dict[Program, Built] = {
 
 
 def find_program(program: Program) -> Path:
-    """The program; raises `Missing` where it was not built."""
+    """The program; raises `Missing` where it was not built, `Unfetched` where that is for lack of a network."""
     path = _folder(MODULES[program]) / program
     if not path.exists():
         _go()
+        if _unfetched(path).exists():
+            raise Unfetched(f"the modules of {program} could not be fetched")
         raise Missing(f"{program} is not built: run `make setup`")
     return path
 
@@ -61,7 +68,7 @@ def build_program(program: Program) -> Path:
                 if stale != path.parent:
                     shutil.rmtree(stale)
             path.parent.mkdir(exist_ok=True)
-            _run_go(_go(), built.module, path, built.packages[program])
+            _make(_go(), built.module, path, built.packages[program])
     return path
 
 
@@ -89,15 +96,28 @@ def _folder(built: Built) -> Path:
     return CACHE / f"go-{built.module.name}-{digest.hexdigest()[:12]}"
 
 
-def _run_go(go: str, module: Path, path: Path, package: str) -> None:
-    unfinished = path.with_suffix(".new")
-    command = [go, "build", "-trimpath", "-ldflags=-s -w", "-o", str(unfinished), package]
+def _unfetched(path: Path) -> Path:
+    """The mark that the modules of the program at `path` could not be fetched."""
+    return path.with_suffix(".unfetched")
+
+
+def _make(go: str, module: Path, path: Path, package: str) -> None:
     try:
-        result = subprocess.run(
-            command, cwd=module, capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Missing(f"Go did not build {path.name} within {BUILT_WITHIN_S} s") from None
-    if result.returncode:
-        raise Missing(f"Go cannot build {path.name}: {' '.join(result.stderr.split()[-40:])}")
+        _run_go([go, "mod", "download"], module, FETCHED_WITHIN_S)
+    except Missing as missing:
+        _unfetched(path).touch()
+        raise Unfetched(f"the modules of {path.name} could not be fetched: {missing}") from None
+    _unfetched(path).unlink(missing_ok=True)
+    unfinished = path.with_suffix(".new")
+    options = ["-trimpath", "-ldflags=-s -w", "-o", str(unfinished)]
+    _run_go([go, "build", *options, package], module, BUILT_WITHIN_S)
     os.replace(unfinished, path)
+
+
+def _run_go(command: list[str], module: Path, within_s: float) -> None:
+    try:
+        result = subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=within_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise Missing(f"go {command[1]} did not end within {within_s:g} s") from None
+    if result.returncode:
+        raise Missing(f"go {command[1]} failed: {' '.join(result.stderr.split()[-40:])}")
