@@ -9,7 +9,6 @@ limit, and the caller decides what follows.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -115,9 +114,10 @@ class Cluster:
     async def close(self) -> None:
         """Close all connections, and with them the requests in flight. One whose broker does not take what was sent to
         it is left: the end of the I/O thread aborts it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._client.close()
+        closing = asyncio.ensure_future(self._client.close())
+        await asyncio.wait([closing], timeout=CLOSE_S)  # which needs no cancellation: the library may swallow one
+        if closing.done():
+            closing.result()
 
     async def refresh(self) -> None:
         """Refresh the metadata: which broker leads which topic. It is asked for all topics: asking for one would create

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from unittest.mock import Mock
 
 import pytest
 
 from tidewal.adapters.kafka import io_thread
+from tidewal.adapters.kafka.cluster import CLOSE_S, Cluster
 from tidewal.adapters.kafka.io_thread import IoThread
+from tidewal.adapters.kafka.options import KafkaOptions
+from tidewal.runtime.log.stalls import StallWatch
+from tidewal.runtime.metrics.metrics import Metrics
+from tidewal.runtime.testing.clock import run_virtual
 
 
 async def test_stopping_leaves_no_connection_open_whose_other_end_is_silent():
@@ -54,3 +61,33 @@ async def test_a_task_that_loses_its_cancellation_is_cancelled_again(monkeypatch
             await thread.call(thread.quit)
         await thread.stop()
     assert lost.is_set()
+
+
+def test_connections_that_do_not_close_hold_up_nobody_whatever_loses_a_cancellation() -> None:
+    """The library swallows the cancellation of its `close` while a task of its own, that has lost one, does not end."""
+
+    async def loses_one() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    class Silent(Cluster):
+        def __init__(self, losing: asyncio.Task[None], closed: asyncio.Future[None]) -> None:
+            super().__init__(KafkaOptions("nowhere:9092"), StallWatch(Metrics()))
+            self._client._sync_task = losing
+            self._client._conns = {"silent": Mock(close=Mock(return_value=closed))}
+
+    async def close() -> float:
+        loop = asyncio.get_running_loop()
+        losing, closed = asyncio.create_task(loses_one()), loop.create_future()
+        cluster = Silent(losing, closed)
+        await asyncio.sleep(0)
+        began_s = loop.time()
+        async with asyncio.timeout(60):
+            await cluster.close()
+        took_s = loop.time() - began_s
+        losing.cancel()  # as the end of the I/O thread does
+        closed.set_result(None)
+        return took_s
+
+    assert run_virtual(close()) == CLOSE_S
