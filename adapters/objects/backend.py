@@ -54,7 +54,7 @@ class ObjectsBackend(WalBackend):
         if own and read_only:
             raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
         settings = settings or ObjectsSettings()
-        if split_url(url).scheme == "file" and settings.linger_ms is None:
+        if split_url(url).scheme == "file" and settings.linger_ms < 0:
             settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
         wal = ObjectWal(shown_url(url), self._store(url), settings, **options)
         await wal.open(must_be=read_only, own=bool(own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from ...runtime.config.section import BackendSettings
 
@@ -21,9 +21,9 @@ class ObjectsSettings(BackendSettings):
     lease_s: PositiveFloat = Field(
         default=15.0, description="how long a log must be silent before another process claims it, s"
     )
-    linger_ms: NonNegativeFloat | None = Field(
-        default=None,
-        description="at most one block that is not full in this time, ms; empty: 150 in a bucket, 1 in a directory",
+    linger_ms: float = Field(
+        default=-1.0,
+        description="at most one block that is not full in this time, ms; negative: 150 in a bucket, 1 in a directory",
     )
     block_bytes: PositiveInt = Field(default=2 * 1024 * 1024, description="a block is full at this size, bytes")
     pending_bytes: PositiveInt = Field(default=64 * 1024 * 1024, description="what may wait for the store, bytes")
@@ -38,7 +38,7 @@ class ObjectsSettings(BackendSettings):
     @property
     def linger_s(self) -> float:
         """`linger_ms` in seconds."""
-        return (BUCKET_LINGER_MS if self.linger_ms is None else self.linger_ms) / 1000
+        return (BUCKET_LINGER_MS if self.linger_ms < 0 else self.linger_ms) / 1000
 
     @property
     def mark_s(self) -> float:

@@ -211,6 +211,7 @@ def test_a_huge_batch_at_the_slowest_pace_keeps_others_out_for_a_moment() -> Non
 @on_virtual_time
 async def test_what_is_not_in_the_tables_slows_writes_and_then_refuses_them(home) -> None:
     awake = asyncio.Event()
+    awake.set()
 
     async def asleep(call):
         task = asyncio.current_task()
@@ -225,6 +226,7 @@ async def test_what_is_not_in_the_tables_slows_writes_and_then_refuses_them(home
     }
     async with home.client(settings=settings, blocking=asleep) as client:
         await client.create_collection(PEOPLE, shards=2)
+        awake.clear()
         taken, error, took_s = 0, None, []
         loop = asyncio.get_running_loop()
         while error is None:

@@ -30,20 +30,21 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a program called go on the PATH; `$5` is the file that it is to write, `$6` the package."""
+def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a program called go on the PATH, which has all modules; `$5` is the file that it is to write, `$6` the
+    package."""
 
-    def put(script: str) -> None:
+    def put(script: str, *, unfetched: int = 0) -> None:
         program = tmp_path / "bin" / "go"
         program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\n{script}")
+        program.write_text(f'#!/bin/sh\n[ "$1" = mod ] && exit {unfetched}\n{script}')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
 
     return put
 
 
-def test_what_go_builds_is_kept_and_go_is_not_asked_again(go: Callable[[str], None]) -> None:
+def test_what_go_builds_is_kept_and_go_is_not_asked_again(go: Callable[..., None]) -> None:
     go('echo "$6" > "$5"')
     assert build_program("etcd").read_text() == "other/package\n"
     assert build_program("sidecar").parent == build_program("etcd").parent
@@ -51,7 +52,7 @@ def test_what_go_builds_is_kept_and_go_is_not_asked_again(go: Callable[[str], No
     assert find_program("etcd") == build_program("etcd")
 
 
-def test_a_changed_module_is_built_anew_and_the_old_folder_goes(module: Path, go: Callable[[str], None]) -> None:
+def test_a_changed_module_is_built_anew_and_the_old_folder_goes(module: Path, go: Callable[..., None]) -> None:
     go('echo "$6" > "$5"')
     old = build_program("sidecar")
     (module / "go.mod").write_text("module two")
@@ -63,7 +64,7 @@ def test_a_changed_module_is_built_anew_and_the_old_folder_goes(module: Path, go
     assert find_program("sidecar") == new
 
 
-def test_a_build_that_fails_leaves_nothing_and_says_why(go: Callable[[str], None]) -> None:
+def test_a_build_that_fails_leaves_nothing_and_says_why(go: Callable[..., None]) -> None:
     go('echo half > "$5"; echo "main.go:1: what is this" >&2; exit 1')
     with pytest.raises(jars.Missing, match="what is this"):
         build_program("sidecar")
@@ -72,7 +73,7 @@ def test_a_build_that_fails_leaves_nothing_and_says_why(go: Callable[[str], None
 
 
 def test_without_go_tests_are_skipped_and_with_it_ci_needs_the_program(
-    go: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    go: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.skip.Exception, match="Woodpecker is not tested: there is no Go"):
@@ -83,3 +84,17 @@ def test_without_go_tests_are_skipped_and_with_it_ci_needs_the_program(
     monkeypatch.delenv("CI")
     with pytest.raises(pytest.skip.Exception, match="make setup"):
         require_program("sidecar")
+
+
+def test_without_a_network_tests_are_skipped_in_ci_too(
+    go: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", "true")
+    go('echo "$6" > "$5"', unfetched=1)
+    with pytest.raises(go_programs.Unfetched, match="could not be fetched"):
+        build_program("sidecar")
+    with pytest.raises(pytest.skip.Exception, match="Woodpecker is not tested: the modules of sidecar"):
+        require_program("sidecar")
+    go('echo "$6" > "$5"')
+    build_program("sidecar")
+    assert require_program("sidecar").exists()
