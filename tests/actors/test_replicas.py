@@ -257,7 +257,8 @@ async def test_nodes_report_which_vchannels_cannot_be_asked_for_yet(
     may_load = asyncio.Event()
 
     async def when_it_may(call: Callable[[], object]) -> object:
-        await may_load.wait()
+        if getattr(call, "__name__", "") not in ("prepare", "identity"):  # of the store, at the start of a node
+            await may_load.wait()
         return call()
 
     def reported(name: str) -> dict[str, Any]:
