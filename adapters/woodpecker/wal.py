@@ -10,12 +10,12 @@ from typing import Any, Self, TypeVar
 
 from ...runtime.clock import SystemClock
 from ...runtime.errors import Closed, TidewalError, Unavailable
-from ...runtime.log.policy_codec import encode_policy
-from ...runtime.log.wal import Append, Capabilities, ChannelInfo, ChannelPolicy, Entry, OnAppended, Start
+from ...runtime.log.wal import Append, Capabilities, Entry, OnAppended, Start
 from ...runtime.log.wal_base import WalBase
 from ..rocksmq.address import Address
+from ..rocksmq.client.owner_calls import OwnerCalls
 from ..rocksmq.client.owner_connection import OwnerConnection
-from ..rocksmq.protocol import encode_start, info_of
+from ..rocksmq.protocol import encode_start
 from .backend import BACKEND, FAILOVER_S
 from .pending_appends import PendingAppends
 from .sidecar_process import SidecarProcess
@@ -37,7 +37,7 @@ READS, ASKS = 128, 64  # requests of each kind that wait for answers at once
 POLL_S = 20.0  # how long one request waits at the sidecar for more entries
 
 
-class WoodpeckerWal(WalBase):
+class WoodpeckerWal(OwnerCalls, WalBase):
     """Open with `WoodpeckerWal.connect`. Coroutines belong to the loop that opened it, `submit` to any thread."""
 
     name = "woodpecker"
@@ -74,32 +74,6 @@ class WoodpeckerWal(WalBase):
         self._search: asyncio.Task[OwnerConnection] | None = None
         self._closing = asyncio.Event()
         self._asks, self._reads = asyncio.Semaphore(ASKS), asyncio.Semaphore(READS)
-
-    # ---- channels ----------------------------------------------------------------------------------------------------
-
-    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        await self._ask("create", channel, encode_policy(policy))
-
-    async def channels(self) -> list[str]:
-        return await self._ask("channels")
-
-    async def describe(self, channel: str) -> ChannelInfo:
-        return info_of(channel, await self._ask("describe", channel))
-
-    async def drop_channel(self, channel: str) -> None:
-        await self._ask("drop", channel)
-
-    async def latest_id(self, channel: str) -> bytes | None:
-        return await self._ask("latest_id", channel)
-
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        return await self._ask("id_at", channel, timestamp)
-
-    async def truncate(self, channel: str, id: bytes) -> None:
-        await self._ask("truncate", channel, id)
-
-    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        await self._ask("hold", channel, holder, id)
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 

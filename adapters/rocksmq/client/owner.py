@@ -8,18 +8,17 @@ from typing import Any, TypeAlias
 
 from ....runtime.errors import TidewalError
 from ....runtime.groups.coordinator_client import CoordinatorClient
-from ....runtime.log.policy_codec import encode_policy
-from ....runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, OnAppended
+from ....runtime.log.wal import Append, Entry, OnAppended
 from ..address import Address
 from ..owner.store import RocksMQ
-from ..protocol import info_of
+from .owner_calls import OwnerCalls
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
 
 READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
 
 
-class RemoteOwner:
+class RemoteOwner(OwnerCalls):
     """The owner in another process, with the calls of `RocksMQ`. Everything raises `Unavailable` once the connection is
     lost."""
 
@@ -47,30 +46,6 @@ class RemoteOwner:
     @property
     def boot(self) -> int:
         return self.connection.boot
-
-    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        await self._ask("create", channel, encode_policy(policy))
-
-    async def drop_channel(self, channel: str) -> None:
-        await self._ask("drop", channel)
-
-    async def channels(self) -> list[str]:
-        return await self._ask("channels")
-
-    async def describe(self, channel: str) -> ChannelInfo:
-        return info_of(channel, await self._ask("describe", channel))
-
-    async def latest_id(self, channel: str) -> bytes | None:
-        return await self._ask("latest_id", channel)
-
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        return await self._ask("id_at", channel, timestamp)
-
-    async def truncate(self, channel: str, id: bytes) -> None:
-        await self._ask("truncate", channel, id)
-
-    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        await self._ask("hold", channel, holder, id)
 
     async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
         """The entries from `start` (in the protocol's wire form), and the id that comes next. Without entries the owner
