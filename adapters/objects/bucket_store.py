@@ -10,6 +10,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from ...runtime.errors import Unavailable
+from ...runtime.tables.object_options import shown_failure
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ClientStore
@@ -86,6 +87,5 @@ class BucketStore:
 
 
 def unavailable(key: str, error: Exception) -> Unavailable:
-    """The error for a request that the store did not answer, or refused. The library's text may name addresses and
-    accounts, never credentials; its first line says what happened."""
-    return Unavailable(f"{key}: {str(error).partition(chr(10))[0]}", outcome_unknown=True)
+    """The error for a request that the store did not answer, or refused."""
+    return Unavailable(f"{key}: {shown_failure(error)}", outcome_unknown=True)
