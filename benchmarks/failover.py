@@ -24,32 +24,18 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks.nodes import Nodes, tell
+from benchmarks.nodes import QUIET_S, Longest, Nodes, tell
 from benchmarks.proxy import narrow_batches, narrow_schema
 from tests.brokers.kafka import KafkaCluster
 from tidewal import connect
 from tidewal.runtime.rows.schema import CollectionSchema
 
-QUIET_S = 1.0  # around each event
 DEADLINE_S = 60.0
 AT_ONCE = 8  # collections that are created side by side
 JOINS = 3
-
-
-class Longest:
-    """Repeats a call for as long as it runs, and knows the longest."""
-
-    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
-        self.ms = 0.0
-        self._call = call
-
-    async def run(self) -> None:
-        while True:
-            began = time.perf_counter()
-            await self._call()
-            self.ms = max(self.ms, (time.perf_counter() - began) * 1000)
 
 
 @contextlib.asynccontextmanager
@@ -102,7 +88,7 @@ async def kills(nodes: Nodes, url: str, times: int, lease_ms: int) -> None:
         async with running(writes, reads, definitions):
             slowest: list[float] = []
             for name in itertools.islice(itertools.cycle(["q1", "q2"]), times):
-                slowest += await around(lambda name=name: nodes.stop(name, signal.SIGKILL), QUIET_S + 1, reads)
+                slowest += await around(partial(nodes.stop, name, signal.SIGKILL), QUIET_S + 1, reads)
                 await nodes.start(name, "--roles", "querynode")
                 await writer.load_collection("narrow")
                 await asyncio.sleep(lease_ms / 1000)
@@ -110,8 +96,9 @@ async def kills(nodes: Nodes, url: str, times: int, lease_ms: int) -> None:
             found: list[list[float]] = []
             for _ in range(times):
                 leader = await leader_of(url)
-                kill = lambda leader=leader: nodes.stop(leader, signal.SIGKILL)  # noqa: E731
-                found.append(await around(kill, rest_s, definitions, writes, reads))
+                found.append(
+                    await around(partial(nodes.stop, leader, signal.SIGKILL), rest_s, definitions, writes, reads)
+                )
                 await nodes.start(leader, "--roles", "mixcoord")
             ddl, written, read = zip(*found, strict=True)
             beside = {"goal_ms": 1.1 * lease_ms + 1000, "longest_write_ms": max(written), "slowest_read_ms": max(read)}

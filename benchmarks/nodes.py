@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from benchmarks.proxy import narrow_batches, narrow_schema
@@ -65,28 +65,28 @@ class Nodes:
         await node.wait()
 
 
-class Writer:
-    """Writes row after row, and knows the longest wait."""
+class Longest:
+    """Repeats a call for as long as it runs, and knows the longest."""
 
-    def __init__(self, client: Client) -> None:
-        self.longest_ms = 0.0
-        self._client, self._row = client, narrow_batches()[0].slice(0, 1)
+    def __init__(self, call: Callable[[], Awaitable[object]]) -> None:
+        self.ms = 0.0
+        self._call = call
 
     async def run(self) -> None:
         while True:
             began = time.perf_counter()
-            await self._client.apply("narrow", self._row, deadline_s=60)
-            self.longest_ms = max(self.longest_ms, (time.perf_counter() - began) * 1000)
+            await self._call()
+            self.ms = max(self.ms, (time.perf_counter() - began) * 1000)
 
 
 @contextlib.asynccontextmanager
-async def watched(writer: Writer, waits: list[float]) -> AsyncGenerator[None]:
+async def watched(writer: Longest, waits: list[float]) -> AsyncGenerator[None]:
     """Note the longest wait from here to a while after the end of the block."""
     await asyncio.sleep(QUIET_S)
-    writer.longest_ms = 0.0
+    writer.ms = 0.0
     yield
     await asyncio.sleep(QUIET_S)
-    waits.append(writer.longest_ms)
+    waits.append(writer.ms)
 
 
 async def measure(nodes: Nodes, client: Client, times: int, lease_ms: int) -> None:
@@ -94,7 +94,8 @@ async def measure(nodes: Nodes, client: Client, times: int, lease_ms: int) -> No
     await cluster.balance(on=False)
     await client.create_collection(narrow_schema(), shards=1)
     [channel] = [vchannel.rpartition("_")[0] for vchannel in (await client.describe_collection("narrow")).vchannels]
-    writer = Writer(client)
+    row = narrow_batches()[0].slice(0, 1)
+    writer = Longest(lambda: client.apply("narrow", row, deadline_s=60))
     writing = asyncio.create_task(writer.run())
     took: list[float] = []
     moved: list[float] = []

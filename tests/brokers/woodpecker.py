@@ -6,6 +6,7 @@ import json
 import socket
 import urllib.error
 import urllib.request
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,23 @@ STOPPED_WITHIN_S = 30.0
 KEY = "tidewal-tests"
 
 
-class Etcd:
+class Server(ABC):
+    """A process that is ready once it `_answers`."""
+
+    process: Process
+
+    def start(self) -> None:
+        self.process.start()
+        self.process.until(self._answers, READY_WITHIN_S, "ready")
+
+    def stop(self) -> None:
+        self.process.stop(STOPPED_WITHIN_S)
+
+    @abstractmethod
+    def _answers(self) -> bool: ...
+
+
+class Etcd(Server):
     """One node of etcd, whose data outlive it."""
 
     def __init__(self, program: Path, directory: Path) -> None:
@@ -33,14 +50,7 @@ class Etcd:
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        self.process.start()
-        self.process.until(self._is_healthy, READY_WITHIN_S, "healthy")
-
-    def stop(self) -> None:
-        self.process.stop(STOPPED_WITHIN_S)
-
-    def _is_healthy(self) -> bool:
+    def _answers(self) -> bool:
         web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with web.open(f"http://{self.endpoint}/health", timeout=5) as answer:
@@ -49,7 +59,7 @@ class Etcd:
             return False
 
 
-class Sidecar:
+class Sidecar(Server):
     """A sidecar for the log whose keys in etcd begin with `prefix`; its socket is in a folder of its own."""
 
     def __init__(self, program: Path, directory: Path, etcd: str, prefix: str, settings: dict[str, Any]) -> None:
@@ -65,13 +75,6 @@ class Sidecar:
     def url(self) -> str:
         return f"woodpecker://{self.directory}"
 
-    def start(self) -> None:
-        self.process.start()
-        self.process.until(self._answers, READY_WITHIN_S, "ready")
-
-    def stop(self) -> None:
-        self.process.stop(STOPPED_WITHIN_S)
-
     def _answers(self) -> bool:
         try:
             with socket.socket(socket.AF_UNIX) as connection, socket_path(str(self.directory)) as path:
@@ -86,7 +89,7 @@ def local(directory: Path) -> dict[str, Any]:
     return {"woodpecker": {"storage": {"type": "local", "rootPath": str(directory / "segments")}}}
 
 
-class VersityGateway:
+class VersityGateway(Server):
     """An S3 store over a folder, which outlives it. It does not sync what it stores to disk."""
 
     def __init__(self, program: Path, directory: Path) -> None:
@@ -110,13 +113,6 @@ class VersityGateway:
             },
             "minio": {**store, "accessKeyID": KEY, "secretAccessKey": KEY},
         }
-
-    def start(self) -> None:
-        self.process.start()
-        self.process.until(self._answers, READY_WITHIN_S, "ready")
-
-    def stop(self) -> None:
-        self.process.stop(STOPPED_WITHIN_S)
 
     def _answers(self) -> bool:
         try:
