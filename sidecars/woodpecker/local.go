@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/zilliztech/woodpecker/common/config"
+	"github.com/zilliztech/woodpecker/server/storage/codec"
 )
 
 // localStorage is a folder of segments on this machine, taken for this process by a lock on the whole of it.
@@ -43,4 +45,34 @@ func (l *localStorage) began(log, segment int64) {
 	if l != nil {
 		_ = os.Remove(filepath.Join(l.folder, fmt.Sprint(log), fmt.Sprint(segment), "write.lock"))
 	}
+}
+
+// reopen makes a segment ready to be fenced that etcd holds for active. Where a writer was killed between the footer of
+// a segment without entries and etcd, Woodpecker would refuse that footer, and so the log's next writer, for ever; what
+// has no footer it completes as it does after any kill.
+func (l *localStorage) reopen(log, segment int64) error {
+	if l == nil {
+		return nil
+	}
+	file, err := os.OpenFile(filepath.Join(l.folder, fmt.Sprint(log), fmt.Sprint(segment), "data.log"), os.O_RDWR, 0)
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	end, err := file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	last := make([]byte, min(end, int64(codec.GetMaxFooterReadSize())))
+	if _, err = file.ReadAt(last, end-int64(len(last))); err != nil {
+		return err
+	}
+	footer, err := codec.ParseFooterFromBytes(last)
+	if err != nil || footer.TotalBlocks > 0 {
+		return nil // it has no footer, or one that Woodpecker takes
+	}
+	return file.Truncate(int64(footer.IndexOffset))
 }

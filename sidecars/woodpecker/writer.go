@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/zilliztech/woodpecker/common/werr"
+	"github.com/zilliztech/woodpecker/proto"
 	"github.com/zilliztech/woodpecker/woodpecker/log"
 )
 
@@ -256,6 +257,10 @@ func (w *writer) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err = w.reopen(ctx, handle); err != nil {
+		_ = handle.Close(ctx)
+		return err
+	}
 	opened, err := handle.OpenLogWriter(ctx)
 	if err != nil {
 		_ = handle.Close(ctx)
@@ -268,6 +273,22 @@ func (w *writer) open(ctx context.Context) error {
 	}
 	w.handle, w.log, w.top, w.segment = handle, opened, top, -1
 	w.channel.begun(max(latest, w.channel.zero()))
+	return nil
+}
+
+// reopen readies the segments that the last writer has left active.
+func (w *writer) reopen(ctx context.Context, handle log.LogHandle) error {
+	known, err := handle.GetSegments(ctx)
+	if err != nil {
+		return err
+	}
+	for number, meta := range known {
+		if meta.Metadata.State == proto.SegmentState_Active {
+			if err = w.channel.sidecar.local.reopen(handle.GetId(), number); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
