@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -89,18 +90,34 @@ def local(directory: Path) -> dict[str, Any]:
     return {"woodpecker": {"storage": {"type": "local", "rootPath": str(directory / "segments")}}}
 
 
+def has_attributes(folder: Path) -> bool:
+    """Whether files there can have extended attributes."""
+    try:
+        os.setxattr(folder, "user.tidewal", b"")
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 class VersityGateway(Server):
-    """An S3 store over a folder, which outlives it. It does not sync what it stores to disk."""
+    """An S3 store over a folder, which outlives it. It does not sync what it stores to disk.
+
+    It is `atomic` where the folder can have extended attributes. Elsewhere it keeps what it knows of an object in a
+    file of its own: killed between both it has an object that is neither there nor absent, for ever.
+    """
 
     def __init__(self, program: Path, directory: Path) -> None:
         (self._port,) = free_ports(1)
         folder = directory / "objects"
         folder.mkdir()
+        self.atomic = has_attributes(folder)
         command = [str(program), "--port", f"127.0.0.1:{self._port}", "--access", KEY, "--secret", KEY, "--quiet"]
-        self.process = Process(
-            [*command, "posix", "--sidecar", str(directory / "attributes"), str(folder)], directory / "s3.log"
-        )
-        (directory / "attributes").mkdir()
+        command.append("posix")
+        if not self.atomic:
+            attributes = directory / "attributes"
+            attributes.mkdir()
+            command += ["--sidecar", str(attributes)]
+        self.process = Process([*command, str(folder)], directory / "s3.log")
 
     @property
     def settings(self) -> dict[str, Any]:

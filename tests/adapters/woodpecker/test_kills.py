@@ -130,13 +130,11 @@ async def test_twenty_kills_of_etcd_lose_nothing(
 
 @pytest.mark.kills
 @pytest.mark.timeout(1800)
-@pytest.mark.xfail(
-    run=False,
-    reason="a store that is killed may leave the log without an answer for minutes, seen with versitygw: not found out",
-)
 async def test_twenty_kills_of_the_object_store_lose_nothing(
     object_store: VersityGateway, new_sidecar: Callable[..., Sidecar], rng: Random
 ) -> None:
+    if not object_store.atomic:
+        pytest.skip("without extended attributes a store that is killed may have half of an object")
     sidecar = new_sidecar(settings=object_store.settings)
     sidecar.start()
     await survives(sidecar, killed(object_store), 20, rng)
