@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -30,14 +31,14 @@ class CheckedClient:
     """One client's work, task by task, until `stopping` is set; each task makes `at_once` calls side by side.
 
     `name` is that of the client in its history, which is written to `history`; it begins its keys. `deadline_s` is the
-    deadline of each call, in seconds. `acknowledged` counts calls that succeeded.
+    deadline of each call, in seconds. `acknowledged` counts the calls of each kind that succeeded.
     """
 
     def __init__(
         self, client: Client, name: str, history: Path, rng: random.Random, *, deadline_s: float, at_once: int = 1
     ) -> None:
         self.stopping: asyncio.Event = asyncio.Event()
-        self.acknowledged: int = 0
+        self.acknowledged: Counter[str] = Counter()
         self._client, self._name, self._rng = client, name, rng
         self._deadline_s, self._at_once = deadline_s, at_once
         self._recorder = CallRecorder(history)
@@ -57,7 +58,7 @@ class CheckedClient:
             await asyncio.sleep(RETRY_S)
             return ended
         self._recorder.end(number, "ok", **result)
-        self.acknowledged += 1
+        self.acknowledged[kind] += 1
         await asyncio.sleep(self._rng.expovariate(CALLS_PER_S))
         return "ok"
 

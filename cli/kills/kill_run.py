@@ -30,10 +30,16 @@ AT_ONCE = 4  # calls side by side of each writing task
 SHARDS = 4
 READY_S = 60.0
 CALL_S = 60.0  # deadline of a call: longer than any fail-over
-PROGRESS_WITHIN_S = 60.0  # of a fault each client has an answer
+PROGRESS_WITHIN_S = 90.0  # of a fault each task of each client has an answer
 SETTLED_WITHIN_S = 120.0  # of the last fault everything can be read
 FLUSH_PAUSE_S, DEFINE_PAUSE_S = 1.0, 1.5
 WRITES = ("insert", "set", "write_defined")
+TASKS = (
+    ("insert",),
+    ("set",),
+    ("read",),
+    ("flush", "compact", "create_collection", "write_defined", "drop_collection"),
+)
 DROPPED_WITHIN_S = 60.0
 
 PREFIX_VARIABLE = "TIDEWAL__MSGCHANNEL__CHANNAMEPREFIX__CLUSTER"
@@ -156,7 +162,7 @@ async def _faults(
             what = await faults.inject()
             report.faults = dict(faults.counts)
             await _progress(clients, what)
-            acknowledged = sum(each.acknowledged for each in clients)
+            acknowledged = sum(each.acknowledged.total() for each in clients)
             show(f"{faults.counts.total()} faults, {acknowledged:,} calls succeeded")
         show("all processes are to be back")
         await cluster.all_ready()
@@ -209,14 +215,24 @@ async def _clients(plan: KillPlan, settings: Settings) -> AsyncGenerator[list[Ch
 
 
 async def _progress(clients: Sequence[CheckedClient], behind: str) -> None:
-    """Wait until each client had an answer since now. Raises `NoProgress` where one has none in time."""
-    had = [client.acknowledged for client in clients]
+    """Wait until each task of each client had an answer since now: a call is to outlast one fault, not a row of them.
+    Raises `NoProgress` where one has none in time."""
+    had = [_answers(client) for client in clients]
     try:
         async with asyncio.timeout(PROGRESS_WITHIN_S):
-            while any(client.acknowledged == before for client, before in zip(clients, had, strict=True)):  # noqa: ASYNC110
+            while any(  # noqa: ASYNC110
+                now == before
+                for client, counts in zip(clients, had, strict=True)
+                for now, before in zip(_answers(client), counts, strict=True)
+            ):
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise NoProgress(f"a client had no answer for {PROGRESS_WITHIN_S:g} s behind this: {behind}") from None
+
+
+def _answers(client: CheckedClient) -> list[int]:
+    """How many calls of each of its tasks have succeeded."""
+    return [sum(client.acknowledged[kind] for kind in kinds) for kinds in TASKS]
 
 
 async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> list[str]:
