@@ -35,6 +35,7 @@ from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
 
 ROWS_PER_SLICE = 4096  # applied before other tasks on the loop run
+RECORD_ROWS = 32  # that take as long as what a record costs besides its rows
 TIDY_MS = 20  # of the log's time between two rounds of housekeeping, which the questions of a pack would wait for
 UNTIDY_MS = 500  # the same, where nothing comes any more
 
@@ -197,7 +198,7 @@ class RowPipeline:
                 rows = rows_of(self._role, self.collection, record)
                 if rows is not None:
                     store.apply(rows, record.ts)
-                    since_pause += rows.num_rows
+                    since_pause += RECORD_ROWS + rows.num_rows
             applied = record.ts
         self._advance(pack.end_ts)
         if physical_ms(self._tsafe) >= self._tidied_ms + TIDY_MS:

@@ -24,19 +24,32 @@ from .plain_records import PlainReader
 
 BUFFER_BYTES = 64 * 1024 * 1024
 CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
-_log = logging.getLogger(__name__)
-
+ENTRIES_PER_TURN = 512  # of one channel: 5 ms where each is small
 RECORD_OVERHEAD_BYTES = 512  # what a buffered record costs beside its body, so that empty ones are bounded too
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
 async def reading(wal: Wal, channel: str, start: Start) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
-    """`wal.read(channel, start)`, closed at the end of the block, whether it ends or raises."""
-    entries = wal.read(channel, start)
+    """`wal.read(channel, start)`, closed at the end of the block, whether it ends or raises. Between each
+    `ENTRIES_PER_TURN` entries other tasks run: who catches up renews leases meanwhile."""
+    entries = cast("AsyncGenerator[Sequence[Entry], None]", wal.read(channel, start))
+    turns = _turns(entries)
     try:
-        yield entries
+        yield turns
     finally:
-        await cast("AsyncGenerator[Sequence[Entry], None]", entries).aclose()
+        await turns.aclose()
+        await entries.aclose()
+
+
+async def _turns(batches: AsyncIterator[Sequence[Entry]]) -> AsyncGenerator[Sequence[Entry], None]:
+    async for entries in batches:
+        if len(entries) <= ENTRIES_PER_TURN:
+            yield entries
+            continue
+        for at in range(0, len(entries), ENTRIES_PER_TURN):
+            yield entries[at : at + ENTRIES_PER_TURN]
+            await asyncio.sleep(0)
 
 
 class BufferedChannel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,12 @@ from tidewal.runtime.clock import HybridClock, compose
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import PositionLost, WatermarkStalled
 from tidewal.runtime.log.record import Record, RecordType, encode
-from tidewal.runtime.log.wal import Append, ChannelPolicy, From
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, Start
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.streams.channel_reader import Granted
 from tidewal.runtime.streams.factory import Factory
 from tidewal.runtime.streams.pursuit import Pursuit
-from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN
+from tidewal.runtime.streams.stream_base import CHANNEL_BUFFER_BYTES_MIN, ENTRIES_PER_TURN, reading
 from tidewal.runtime.streams.tt_stream import STALLED_S, TtMsgStream
 from tidewal.runtime.testing.clock import EPOCH_MS, VirtualClock, elapse, run_virtual
 from tidewal.runtime.testing.memory import MemoryWal
@@ -283,3 +284,30 @@ def test_the_settings_turn_pursuit_on():
     pursued = Factory(MemoryWal(), clock, Settings.model_validate({"mq": mq})).tt_stream()
     assert pursued._pursuit == Pursuit(clock.clock, 3.0, 4, 5.0)
     assert Factory(MemoryWal(), clock).tt_stream()._pursuit is None
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+async def test_other_tasks_run_while_a_channel_is_caught_up_with():
+    entries = [Entry(number.to_bytes(8, "big"), b"", 0) for number in range(2 * ENTRIES_PER_TURN + 1)]
+    turns: list[str] = []
+
+    class OneBatch(MemoryWal):
+        async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+            yield entries
+
+    async def other():
+        while True:
+            turns.append("other")
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    read: list[Entry] = []
+    async with reading(OneBatch(), "a", From.EARLIEST) as batches:
+        async for batch in batches:
+            turns.append("read")
+            read += batch
+    beside.cancel()
+    assert read == entries
+    assert [kind for kind, _ in itertools.groupby(turns)] == ["read", "other", "read", "other", "read", "other"]
