@@ -6,9 +6,12 @@ Time comes from an injected `Clock`, so tests control it. `HybridClock` never go
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 from .arguments import checked
@@ -17,6 +20,7 @@ from .errors import InvalidRequest
 LOGICAL_BITS = 18
 MAX_LOGICAL = (1 << LOGICAL_BITS) - 1
 MAX_TIMESTAMP = (1 << 63) - 1  # Spark and Delta store timestamps as int64
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AHEAD_MS_MAX = 2 * 24 * 3600 * 1000  # a time that lies further ahead is not accepted
 AHEAD_MS_TOLD = 60 * 1000  # what a log may carry this clock ahead of the wall clock without a warning
@@ -35,6 +39,11 @@ class Clock(Protocol):
         """Seconds, never going back, counting the time a suspended machine slept."""
         ...
 
+    def boot(self) -> str:
+        """Names what `monotonic` counts from: all processes for which it is the same read one `monotonic`. "" where
+        that is unknown."""
+        return ""
+
 
 class SystemClock:
     """The machine's clocks. Leases need the clock that counts suspended time (CLOCK_BOOTTIME), where there is one."""
@@ -46,6 +55,23 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.clock_gettime(self._monotonic_id)
+
+    def boot(self) -> str:
+        return _boot()
+
+
+@cache
+def _boot() -> str:
+    """The id of the run of the kernel, and of the namespace that shifts its CLOCK_BOOTTIME for some containers."""
+    try:
+        return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return ""
+
+
+def monotonic_ms(clock: Clock) -> int:
+    """`Clock.monotonic` in whole milliseconds."""
+    return int(clock.monotonic() * 1000)
 
 
 def compose(physical_ms: int, logical: int = 0) -> int:
@@ -102,7 +128,7 @@ class HybridClock:
         self.clock: Clock = clock or SystemClock()
         self._last = 0
         self._lock = threading.Lock()
-        self._offset_ms = self.clock.wall_ms() - self._monotonic_ms()  # of the wall clock, as last accepted
+        self._offset_ms = self.clock.wall_ms() - monotonic_ms(self.clock)  # of the wall clock, as last accepted
         self._doubted = False
 
     def now(self) -> int:
@@ -112,13 +138,10 @@ class HybridClock:
             self._last = max(self._last + 1, compose(self._wall_ms()))
             return self._last
 
-    def _monotonic_ms(self) -> int:
-        return int(self.clock.monotonic() * 1000)
-
     def _wall_ms(self) -> int:
         """The wall clock's time, without a step that is not followed."""
-        wall_ms, monotonic_ms = self.clock.wall_ms(), self._monotonic_ms()
-        offset_ms = wall_ms - monotonic_ms
+        wall_ms, passed_ms = self.clock.wall_ms(), monotonic_ms(self.clock)
+        offset_ms = wall_ms - passed_ms
         doubted = offset_ms - self._offset_ms > AHEAD_MS_MAX
         if doubted and not self._doubted:
             days = (offset_ms - self._offset_ms) / 86_400_000
@@ -126,7 +149,7 @@ class HybridClock:
         self._doubted = doubted
         if not doubted:
             self._offset_ms = offset_ms
-        return monotonic_ms + self._offset_ms
+        return passed_ms + self._offset_ms
 
     def observe(self, ts: int) -> None:
         """Never again give out a timestamp ≤ `ts`. Only for timestamps that count: a granted limit, a record of a

@@ -17,7 +17,7 @@ from typing import Any
 from ...runtime.catalog.catalog import PChannelState
 from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.clock import add_ms
-from ...runtime.cluster.limits import LIMIT_MS, timestamp_limit
+from ...runtime.cluster.limits import LIMIT_MS, OwnerLimits
 from ...runtime.errors import Fenced, PreconditionFailed, TidewalError
 from ...runtime.ownership import ChannelGrant, ChannelOwner
 from ..node import Node
@@ -55,6 +55,8 @@ class GrantedChannels:
         self._terms: dict[str, int] = {}  # the last one that was begun
         self._active: dict[str, int] = {}  # the terms of the channels that are open
         self._failures: dict[str, int] = {}  # in a row
+        self._limits = OwnerLimits(node.clock, rises=node.wal.capabilities.one_machine)
+        self._written: object = None  # which channels were open when a limit was stored, and what was written to them
 
     async def follow(self) -> None:
         """Take each grant as it is read."""
@@ -75,20 +77,30 @@ class GrantedChannels:
 
     async def extend(self) -> bool:
         """Raise the limits of what is stamped and promised in the channels that are open; returns whether that is done.
-        Where the log does not take it, the owner stops at the limits that it has."""
+        Where the log does not take it, the owner stops at the limits that it has. What was written is always followed
+        by a record, with the checkpoints of the next owner."""
         checkpoints = self._owner.checkpoints()
         terms = {name: term for name, term in self._active.items() if self._has(name, term)}
         if not terms:
             return True
-        limit = self._next_limit()
+        written = terms, self._owner.written_bytes()
+        risen = self._limits.risen() if written == self._written else None
+        if risen is not None:
+            self._owner.renew(risen, terms)
+            return True
+        stored = self._limits.propose()
+        rising = {} if stored.rising is None else {"rising": stored.rising}
+        channels = {name: (term, stored.limit, checkpoints[name]) for name, term in terms.items()}
         try:
-            await self._propose("renewed", {name: (term, limit, checkpoints[name]) for name, term in terms.items()})
+            await self._propose("renewed", channels, **rising)
         except TidewalError as error:  # one of them may have changed hands
             if not (error.retryable or isinstance(error, Fenced | PreconditionFailed)):
                 raise
             _log.warning("the limits of %d channels are not raised now: %s", len(terms), error)
             return False
-        self._owner.renew(limit, terms)
+        self._limits.confirm(stored)
+        self._written = written
+        self._owner.renew(stored.usable, terms)
         return True
 
     async def _take(self, name: str, state: PChannelState) -> None:
@@ -97,10 +109,12 @@ class GrantedChannels:
             if term in state.fences:  # this process has had it, before its owner was restarted
                 raise PreconditionFailed(f"term {term} of {name} was used")
             if state.limit <= add_ms(self._node.clock.now(), LIMIT_MS // 4):  # the leader's clock is behind this one's
-                await self._propose("renewed", {name: (term, self._next_limit(), b"")})
+                await self._propose("renewed", {name: (term, self._limits.needed(), b"")})
             message_bytes = (await self._node.wal.describe(name)).max_message_bytes
             self._unflushed.clear(name)
-            fence = await self._owner.acquire(_grant(name, state))
+            grant = _grant(name, state)
+            self._limits.allow(grant.limit)
+            fence = await self._owner.acquire(grant)
             # read back, and so is all that the catalog had when the fence was written: see `vchannels.py`
             await self._propose("fenced", {name: (term, fence)})
             self._vchannels.rebuild([name], self._catalog.catalog.collections.values())
@@ -162,17 +176,13 @@ class GrantedChannels:
                 _log.warning("%s is not given up, trying again: %s", name, error)
                 await asyncio.sleep(AGAIN_S)
 
-    def _next_limit(self) -> int:
-        clock = self._node.clock
-        return timestamp_limit(clock.clock.wall_ms(), clock.last, LIMIT_MS)
-
     def _has(self, name: str, term: int) -> bool:
         """Whether the catalog says that the channel is this node's, under this term."""
         state = self._mine().get(name)
         return state is not None and state.term == term
 
-    async def _propose(self, kind: str, channels: dict[str, tuple[Any, ...]]) -> None:
-        await self._catalog.propose_own({"kind": kind, "node": self._node.incarnation, "channels": channels})
+    async def _propose(self, kind: str, channels: dict[str, tuple[Any, ...]], **fields: object) -> None:
+        await self._catalog.propose_own({"kind": kind, "node": self._node.incarnation, "channels": channels, **fields})
 
     async def release(self, limit: int) -> None:
         """Release all channels at the end: their owner has used no timestamp above `limit`."""

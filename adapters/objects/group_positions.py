@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from ...runtime.clock import Clock
 from ...runtime.groups.coordinator import GroupCoordinator, epochs
 from ...runtime.groups.progress import Change, GroupProgress
 from ...runtime.log.checks import not_found
@@ -16,7 +17,7 @@ from .log_state import LogState, StoredChannel
 EXPIRY_INTERVAL_S = 0.5
 
 
-class LoopTime:
+class LoopTime(Clock):
     """The time of the running loop, which is virtual where that is."""
 
     def __init__(self) -> None:

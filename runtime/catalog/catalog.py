@@ -19,10 +19,12 @@ later version, which should have waited for a level, stops every reader: `Format
     fenced    channels                  the fences (name -> term and message id) of the present grants are in the log
     move      channels, at_ms           the owners of pchannels are to give them up for other nodes (name -> term and
                                         node; "" takes that back); decided at this wall-clock time of the leader
-    released  channels                  their owner gives pchannels (name -> its term, limit and checkpoint) up: it used
+    released  channels, rising          their owner gives pchannels (name -> its term, limit and checkpoint) up: it used
                                         no timestamp above the limit; the next owner must read from the checkpoint, or,
-                                        where that is empty, from the last one
-    renewed   channels                  a longer limit for pchannels, and where the next owner must read from (as above)
+                                        where that is empty, from the last one. With `rising` the leader gives them up
+                                        for an owner that has ended, whose limit had risen so far
+    renewed   channels, rising          a longer limit for pchannels, and where the next owner must read from (as
+                                        above). With `rising`, a `RisingLimit`, their owner does not use it at once
     place     wishes                    what operators want of the assignment from now on (`PlacementWishes`)
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
@@ -52,6 +54,7 @@ from ..replicated.records import Event, apply_by_kind, typed
 from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 from .placement_wishes import PlacementWishes
+from .rising_limit import RisingLimit
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 DEFAULT_REPLICAS = 2
@@ -155,7 +158,8 @@ class PChannelState:
 
 
 class Catalog:
-    """What collections there are, and who owns which pchannel: a `StateMachine`."""
+    """What collections there are, and who owns which pchannel: a `StateMachine`. `rising` says by pchannel how far its
+    owner uses its limit, where it does not at once."""
 
     own_kinds: ClassVar[Set[str]] = NODE_KINDS
 
@@ -164,6 +168,7 @@ class Catalog:
         self.collections: dict[str, Collection] = {}
         self.collection_changes: int = 0  # how often they have changed
         self.channels: dict[str, PChannelState] = {}
+        self.rising: dict[str, RisingLimit] = {}
         self.wishes: PlacementWishes = PlacementWishes()
         self._names: dict[int, str] = {}  # of the collections, by id
         self._shards: Counter[str] = Counter()  # of all collections, by pchannel
@@ -208,7 +213,13 @@ class Catalog:
         channels = {name: astuple(state) for name, state in self.channels.items()}
         collections = [collection.to_wire() for collection in self.collections.values()]
         wishes = self.wishes.to_wire()
-        return {"next_id": self.next_id, "collections": collections, "channels": channels, "wishes": wishes}
+        return {
+            "next_id": self.next_id,
+            "collections": collections,
+            "channels": channels,
+            "rising": dict(self.rising),
+            "wishes": wishes,
+        }
 
     def restore(self, snapshot: Any) -> None:
         """`StateMachine.restore`."""
@@ -220,8 +231,9 @@ class Catalog:
             )
             for name, (owner, term, limit, previous, checkpoint, fences, *moves) in snapshot["channels"].items()
         }
+        rising = {name: RisingLimit.from_wire(wire) for name, wire in snapshot.get("rising", {}).items()}
         wishes = PlacementWishes.from_wire(snapshot.get("wishes", {}))
-        self.next_id, self.channels, self.wishes = next_id, channels, wishes
+        self.next_id, self.channels, self.rising, self.wishes = next_id, channels, rising, wishes
         self.collections, self._names, self._shards = {}, {}, Counter()
         self.collection_changes += 1
         for collection in collections:
@@ -282,6 +294,7 @@ class Catalog:
             channel = self.channels.setdefault(name, PChannelState())
             channel.previous_limit = channel.used_limit
             channel.owner, channel.term, channel.limit, channel.target = node, term, limit, ""
+            self.rising.pop(name, None)
 
     def _on_move(self, event: Event) -> None:
         at_ms = typed(event["at_ms"], int)
@@ -304,16 +317,28 @@ class Catalog:
             self.channels[name].failed_on = ""
 
     def _on_released(self, event: Event) -> None:
-        for channel, limit, checkpoint in self._limits(event):
+        limits, rising = self._limits(event), _rising_of(event)
+        if rising is not None and any(self.rising.get(name) != rising for name in event["channels"]):
+            raise PreconditionFailed("the owner has stored another limit by now")
+        for channel, limit, checkpoint in limits:
             if channel.term not in channel.fences:
                 channel.failed_on = channel.owner
             channel.owner, channel.limit = "", limit
             channel.checkpoint = checkpoint or channel.checkpoint
+        self._set_rising(event, None)
 
     def _on_renewed(self, event: Event) -> None:
-        for channel, limit, checkpoint in self._limits(event):
+        limits, rising = self._limits(event), _rising_of(event)
+        for channel, limit, checkpoint in limits:
             channel.limit = max(channel.limit, limit)
             channel.checkpoint = checkpoint or channel.checkpoint
+        self._set_rising(event, rising)
+
+    def _set_rising(self, event: Event, rising: RisingLimit | None) -> None:
+        for name in event["channels"]:
+            self.rising.pop(name, None)
+            if rising is not None:
+                self.rising[name] = rising
 
     def _limits(self, event: Event) -> Sequence[tuple[PChannelState, int, bytes]]:
         """The channels of an event, with their limits and checkpoints. Raises as `_check_terms` does."""
@@ -340,11 +365,16 @@ class Catalog:
         checkpoints = {name: typed(id, bytes) for name, id in event["checkpoints"].items()}
         for name, channel in self.channels.items():
             if channel.owner == node:
+                self.rising.pop(name, None)
                 # that of a grant to an owner behind older limits may be above it, and be used already
                 channel.limit = limit if event.get("released") else max(channel.limit, limit)
                 channel.checkpoint = checkpoints.get(name) or channel.checkpoint
                 if event.get("released"):
                     channel.owner = ""
+
+
+def _rising_of(event: Event) -> RisingLimit | None:
+    return RisingLimit.from_wire(event["rising"]) if "rising" in event else None
 
 
 def catalog_fold(on_bad: Callable[[Entry, BadRecord], None] | None = None) -> Fold[Catalog]:

@@ -16,7 +16,8 @@ from ..streams.channel_reader import Granted, OnBadRecord
 from .catalog import Catalog
 
 CATALOG_POLICY = ChannelPolicy(retention_s=None)
-# A lease is renewed every 3 s: where channels share segments, what is in no snapshot keeps those of five minutes.
+# While rows are written limits are renewed every 3 s: where channels share segments, what is in no snapshot keeps those
+# of five minutes.
 CATALOG_PACING = SnapshotPacing(records=100, retry_records=10)
 
 

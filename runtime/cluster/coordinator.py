@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..catalog.catalog_log import CatalogLog
-from ..clock import HybridClock
+from ..clock import HybridClock, monotonic_ms
 from ..errors import Fenced, PreconditionFailed, TidewalError
 from ..waiting import first_of
 from .cluster_log import ClusterLog
@@ -17,6 +17,7 @@ from .detector import SilenceDetector
 from .limits import LIMIT_MS
 
 LOOK_S = 0.2  # until the next look where the catalog stays as it is: leases end without any record
+MOVE_ON_S = 3600.0  # the longest that a quiet cluster keeps what other channels have in the segments that all share
 PATIENCE_S = 0.3  # more than the leader's, before another coordinator ends a lease
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class ClusterCoordinator:
         self._clock, self._assign, self._limit_ms, self._on_granted = clock, assign, limit_ms, on_granted
         self._on_evicted = on_evicted
         self._leads_since_s: float | None = None
+        self._moved_on_s = clock.clock.monotonic()
 
     @property
     def leads(self) -> bool:
@@ -64,6 +66,8 @@ class ClusterCoordinator:
             self._limit_ms,
             self._settled(),
             self._catalog.fold.level,
+            self._clock.clock.boot(),
+            monotonic_ms(self._clock.clock),
         )
 
     def _settled(self) -> bool:
@@ -106,7 +110,7 @@ class ClusterCoordinator:
                 moved = True
         if decision.claim:
             await self._catalog.claim(self._cluster.author)
-        for event in (*decision.grants, *decision.moves):
+        for event in (*decision.released, *decision.grants, *decision.moves):
             with suppress(PreconditionFailed):
                 await self._catalog.append(event)
                 moved = True
@@ -114,11 +118,17 @@ class ClusterCoordinator:
                     self._on_granted(len(event["channels"]))
         moved |= await self._raise_levels(decision)
         if self.leads:
-            if self._catalog.snapshot_due:  # which owners write all the time, and a member alone the other not at all
-                await self._catalog.snapshot_if_due()
-                await self._cluster.move_on()
-            await self._cluster.snapshot_if_due()
+            await self._store_snapshots()
         return moved
+
+    async def _store_snapshots(self) -> None:
+        """An owner that is written writes to the catalog all the time, and a member alone to the other not at all."""
+        now_s = self._clock.clock.monotonic()
+        if self._catalog.snapshot_due or now_s > self._moved_on_s + MOVE_ON_S:
+            self._moved_on_s = now_s
+            await self._catalog.snapshot_if_due(due=True)
+            await self._cluster.move_on()
+        await self._cluster.snapshot_if_due()
 
     async def _raise_levels(self, decision: ClusterDecision) -> bool:
         with suppress(PreconditionFailed):  # a member came that does not know it, or an operator holds it

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..catalog.catalog import Catalog, PChannelState
+from ..catalog.rising_limit import RisingLimit
 from ..replicated.records import FIRST_LEVEL, Claim, Event
 from .limits import LIMIT_MS, timestamp_limit
 from .roles import COORDINATOR
@@ -20,7 +21,8 @@ class ClusterView:
     """What a coordinator, `own`, has read: the catalog and its last winning claim, the members; those that are silent
     for so long that the leader, or any coordinator, ends their leases; whether nothing can rest on the lease of a
     process any more; its own wall clock; how far ahead an owner may stamp at first; whether it has led for as long as
-    members that it does not know of could still show themselves (`settled`); and the catalog's feature level."""
+    members that it does not know of could still show themselves (`settled`); the catalog's feature level; and the boot
+    of its machine, with the present moment of that (`Clock.boot`, `monotonic_ms`)."""
 
     own: str
     catalog: Catalog
@@ -33,16 +35,19 @@ class ClusterView:
     limit_ms: int = LIMIT_MS
     settled: bool = False
     catalog_level: int = FIRST_LEVEL
+    boot: str = ""
+    boot_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDecision:
     """Records to propose, each for itself: evictions of incarnations, a claim of leadership, grants and moves by the
     leader, and feature levels that it raises the cluster and the catalog to (0: none). Whether they still hold where
-    they lie in the log is decided there."""
+    they lie in the log is decided there. `released` gives channels up for owners that have ended."""
 
     evict: tuple[str, ...] = ()
     claim: bool = False
+    released: tuple[Event, ...] = ()
     grants: tuple[Event, ...] = ()
     moves: tuple[Event, ...] = ()
     level: int = 0
@@ -59,8 +64,20 @@ def decide(view: ClusterView, wanted: Assignment) -> ClusterDecision:
     claim = not leads and view.leader.node not in view.cluster.members and view.own == _first_coordinator(view.cluster)
     if not leads:
         return ClusterDecision(evict, claim)
-    grants, moves = _grants(view, wanted), _moves(view, wanted)
-    return ClusterDecision(evict, claim, grants, moves, _next_level(view), _next_catalog_level(view))
+    released, moves = _released(view), _moves(view, wanted)
+    grants = () if released else _grants(view, wanted)  # these rest on the limits of the owners before
+    return ClusterDecision(evict, claim, released, grants, moves, _next_level(view), _next_catalog_level(view))
+
+
+def _released(view: ClusterView) -> tuple[Event, ...]:
+    """The channels of owners that have ended on this machine without having given them up, with what their limits had
+    risen to at most: less than what is stored."""
+    released: dict[RisingLimit, dict[str, tuple[int, int, bytes]]] = {}
+    for name, rising in sorted(view.catalog.rising.items()):
+        state, risen = view.catalog.channels[name], rising.at(view.boot, view.boot_ms)
+        if risen is not None and risen < state.limit and view.is_over(state.owner):
+            released.setdefault(rising, {})[name] = (state.term, risen, b"")
+    return tuple({"kind": "released", "channels": channels, "rising": rising} for rising, channels in released.items())
 
 
 def _next_level(view: ClusterView) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ..clock import Clock
 from ..errors import TidewalError, Unavailable
 from ..log.checks import not_found
 from ..log.wal import Append, ChannelPolicy, Delivery, From, GroupInfo, OnAppended
@@ -394,8 +395,8 @@ class _Numbers(Iterator[int]):
         return self.last
 
 
-class _Timeless:
-    """A `Clock` that stands still."""
+class _Timeless(Clock):
+    """One that stands still."""
 
     def wall_ms(self) -> int:
         return 0

@@ -122,6 +122,7 @@ class Capabilities:
     read_only: bool = False  # opened for reading only: every call that writes raises `ReadOnly`
     numbered_ids: bool = False  # the last 8 bytes of an id are the number of its entry in the channel, its offset
     shared_segments: bool = False  # all channels lie in the same files: what one keeps, it keeps of all
+    one_machine: bool = False  # `one_node`, and all processes that use the log are on one machine
     foreign_topics: bool = False  # channels are partitions of topics that others made: keys, headers, no framing
 
 

@@ -19,12 +19,20 @@ class VirtualClock:
         self._wall_ms = wall_ms
         self._monotonic = 0.0
         self._suspended = 0.0
+        self._boots = 1
 
     def wall_ms(self) -> int:
         return self._wall_ms + int(self._monotonic * 1000)
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def boot(self) -> str:
+        return f"boot {self._boots}"
+
+    def reboot(self) -> None:
+        """Let nobody conclude from `monotonic` how much time has passed since before."""
+        self._boots += 1
 
     def running(self) -> float:
         """Seconds, without those in which the machine was suspended: what an event loop uses."""
@@ -48,8 +56,10 @@ class MachineClock:
     """One of several machines in a virtual run: all share the time of the loop's clock, and each has a wall clock that
     can be set apart from the others'."""
 
-    def __init__(self, shared: VirtualClock) -> None:
+    def __init__(self, shared: VirtualClock, boot: str = "") -> None:
+        """`boot` names the machine; "" where processes on it cannot know that they are."""
         self._shared = shared
+        self._boot = boot
         self._ahead_ms = 0
 
     def wall_ms(self) -> int:
@@ -57,6 +67,9 @@ class MachineClock:
 
     def monotonic(self) -> float:
         return self._shared.monotonic()
+
+    def boot(self) -> str:
+        return self._boot
 
     def jump_wall(self, ms: int) -> None:
         """Set this machine's wall clock forward, or back with a negative `ms`."""

@@ -70,6 +70,7 @@ class MemoryWal(GroupWal):
         groups=True,
         individual_acks=True,
         atomic_commits=True,
+        one_machine=True,
     )
 
     def __init__(self, log: MemoryLog | None = None, faults: FaultPlan | None = None) -> None:

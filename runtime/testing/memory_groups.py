@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
+from ..clock import Clock
 from ..errors import Closed
 from ..groups.coordinator import GroupCoordinator, epochs
 from ..groups.progress import Change, GroupProgress
@@ -20,7 +21,7 @@ EXPIRY_INTERVAL_S = 0.5
 Submit: TypeAlias = Callable[[Sequence[Append], Sequence[Change], OnAppended], None]
 
 
-class _LoopClock:
+class _LoopClock(Clock):
     """The time of the loop that the groups were last used in: virtual where that is."""
 
     loop: asyncio.AbstractEventLoop | None = None

@@ -34,7 +34,7 @@ NUMBERS = CollectionSchema("numbers", (Field("id", "int64"), Field("value", "int
 class OneOwnerWal(SimulatedWal):
     """As RocksMQ: one process owns the log, the others use it through that."""
 
-    capabilities = replace(SimulatedWal.capabilities, one_node=True)
+    capabilities = replace(SimulatedWal.capabilities, one_node=True, one_machine=True)
 
 
 def role_of(node: Standalone, name: str) -> Any:
@@ -96,9 +96,11 @@ class Nodes:
         wait: bool = True,
         predecessor: str = "",
         ahead_ms: int = 0,
+        boot: str = "",
     ) -> NodeProcess:
-        """Start a node in a process of its own, on a machine whose wall clock is ahead by `ahead_ms`."""
-        each = NodeProcess(name, MachineClock(self.loop.clock))
+        """Start a node in a process of its own, on a machine whose wall clock is ahead by `ahead_ms`, and which others
+        know again by its `boot`."""
+        each = NodeProcess(name, MachineClock(self.loop.clock, boot))
         each.clock.jump_wall(ahead_ms)
         self._all.append(each)
         self.running[name] = each

@@ -34,7 +34,7 @@ RATES = Rates(unknown=0.01, lost=0.01, fail=0.02, delay=0.1, delay_s_max=0.3)
 class Shared(MemoryWal):
     """As on brokers: every process with the address may open it, and leases alone decide its owner."""
 
-    capabilities = replace(MemoryWal.capabilities, one_node=False)
+    capabilities = replace(MemoryWal.capabilities, one_node=False, one_machine=False)
 
 
 class Model:

@@ -100,6 +100,7 @@ async def test_a_node_whose_log_refuses_appends_says_so_and_what_to_do(tmp_path,
 @pytest.mark.timeout(300)  # it fills a segment with requests and answers, which takes a busy machine a minute
 async def test_the_lease_goes_on_while_the_disk_is_full(tmp_path, seed, monkeypatch) -> None:
     monkeypatch.setattr("tidewal.actors.streamingnode.streamingnode.EXTEND_S", 0.001)
+    monkeypatch.setattr("tidewal.runtime.cluster.limits.FAR_MS", 0)  # each time a limit is stored
     disk = FaultyDisk(seed)
     log = await open_log(tmp_path, disk)
     async with Standalone(log, tmp_path / "tables") as node, node.client() as client:

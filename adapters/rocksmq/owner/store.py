@@ -85,6 +85,7 @@ CAPABILITIES = Capabilities(
     atomic_commits=True,
     drops_temporary=True,
     shared_segments=True,
+    one_machine=True,
 )
 
 

@@ -64,7 +64,7 @@ class SimulatedWal(MemoryWal):
     own, beside those that the log has for all; its machine appends to no channel that it is `cut` off from, and
     reads none that it is `deaf` to. What a killed process had submitted stays submitted."""
 
-    capabilities: Capabilities = replace(MemoryWal.capabilities, one_node=False)
+    capabilities: Capabilities = replace(MemoryWal.capabilities, one_node=False, one_machine=False)
 
     def __init__(
         self,
