@@ -12,7 +12,7 @@ from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.testing.conformance import *  # noqa: F403
 from tidewal.runtime.testing.conformance import BackendUnderTest
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.long]  # each test starts a sidecar
 
 
 async def outside(url: str) -> list[str]:
@@ -21,7 +21,7 @@ async def outside(url: str) -> list[str]:
     return sorted(str(each) for root in (directory, directory.parent / "segments") for each in root.rglob("*.log"))
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.long)])
+@pytest.fixture(params=["local", "s3"])
 def backend(request: pytest.FixtureRequest, new_sidecar: Callable[..., Sidecar]) -> BackendUnderTest:
     on_s3 = request.param == "s3"
     sidecar = new_sidecar(settings=request.getfixturevalue("object_store").settings if on_s3 else None)
