@@ -13,7 +13,7 @@ from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType
 from ...runtime.log.wal import Payload
 from ...runtime.rows.row_codec import encode_rows, is_compact
-from ...runtime.rows.schema import OP_COLUMN, Op
+from ...runtime.rows.schema import OP_COLUMN, OPS, Op
 from ..rows import split_by_bytes, split_by_shard
 
 RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit, for names, counts and the checksum beside the rows
@@ -78,4 +78,4 @@ def _record(vchannel: str, rows: pa.RecordBatch, collection: Collection, body: P
 def _ops(rows: pa.RecordBatch) -> dict[str, int]:
     """Rows per operation, for the record's tags: a reader that filters or inspects need not decode the rows."""
     counts = np.bincount(rows.column(OP_COLUMN).to_numpy(), minlength=len(Op)).tolist()
-    return {op.name.lower(): counts[op] for op in Op if counts[op]}
+    return {name: counts[op] for name, op in OPS.items() if counts[op]}

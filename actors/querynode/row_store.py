@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 
 from ...runtime.clock import add_ms
 from ...runtime.errors import BadRecord, MemoryLimitExceeded
-from ...runtime.rows.schema import OP_COLUMN, CollectionSchema, Op
+from ...runtime.rows.schema import OP_COLUMN, OPS, CollectionSchema, Op
 from .view import Mask, RowChunk, ShardView, checked_columns, indices_of
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 CHUNK_ROWS: Final = 65_536  # chunks merge until they have as many
-SMALL_ROWS: Final = 8_192
+SMALL_ROWS: Final = 4_096
 SMALL_CHUNKS: Final = 16  # that many small neighbours merge into one
 MAX_CHUNKS_BEHIND: Final = 256  # with more chunks `apply` calls `maintain` itself
 GONE_PART: Final = 0.5  # of a chunk, above which its rows that are gone are dropped
@@ -111,7 +111,7 @@ class RowStore:
         self._changes: deque[_Change] = deque()  # later than `begins`
         self._ended_bytes = 0  # of all `ended` of those
         self._counted = 0  # of `bytes`, in `memory`
-        self.versions: dict[str, int] = {op.name.lower(): 0 for op in Op}  # rows ever applied, by operation
+        self.versions: dict[str, int] = dict.fromkeys(OPS, 0)  # rows ever applied, by operation
         self._index: dict[object, int] = {}
         self._chunks: list[_OpenChunk] = []
         self._firsts: list[int] = []  # the first number of each chunk
@@ -159,8 +159,8 @@ class RowStore:
         if not self._window_ms:
             self._forget(ts)
         self._count()
-        for op in Op:
-            self.versions[op.name.lower()] += int(counts[op])
+        for name, op in OPS.items():
+            self.versions[name] += int(counts[op])
         if len(self._chunks) > MAX_CHUNKS_BEHIND:
             self.maintain()
 
