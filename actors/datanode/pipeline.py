@@ -36,6 +36,7 @@ RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 FLUSHES_PER_VACUUM = 64
 LOOK_S = 1.0  # of the log's time, after which a flush that is under way is looked at
+KEPT_OPEN_S = 60.0  # for which a table stays open behind a flush: many tables that nothing is stored in take memory
 IDLE_FLUSH_S = 600.0  # after so long a collection without rows stores how far it has read, to hold no more of the log
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
@@ -63,11 +64,11 @@ class FlushPipeline:
 
     def __init__(self, role: CollectionReaderRole, collection: Collection) -> None:
         self.collection = collection
-        self.log: LogTable
         self._role = role
         self._node = role.node
         self._loop = asyncio.get_running_loop()
         self._buffer = _Buffer(self._loop.time())
+        self._log: LogTable | None = None  # where it is open
         self._stored = 0  # the T of the table
         self._published = 0  # the T that `insert_events` says
         self._requested = 0  # a FLUSH record waits until this T is published
@@ -118,14 +119,14 @@ class FlushPipeline:
     async def _open(self) -> DispatchedStream:
         location = self._node.tables.table(self.collection.name, LOG)
         opening = partial(open_own_table, location, self.collection, self._node.wal.name)
-        self.log, self._stored, positions = await self._node.blocking(opening)
+        log, self._stored, positions = await self._node.blocking(opening)
         stream = open_stream(self._role, self.collection, self._stored, positions)
         self._metrics = FlushMetrics(
             self._node.metrics, self._node.clock, self.collection, stream, lambda: self._buffer.bytes
         )
         await self._hold_start(positions)
         if self._stored:
-            await self._publish(self._stored, FlushResult(self.log.version, 0, 0))
+            await self._publish(self._stored, FlushResult(log.version, 0, 0))
         return stream
 
     async def _hold_start(self, positions: Sequence[Position]) -> None:
@@ -165,6 +166,8 @@ class FlushPipeline:
         if self._flushing is not None and self._flushing.done():
             flushed, self._flushing = self._flushing, None
             flushed.result()  # what it failed with ends this role now, not with the next flush
+        if self._flushing is None and self._loop.time() - self._flushed >= KEPT_OPEN_S:
+            self._log = None
         settings = self._node.settings.data_node
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
@@ -240,8 +243,8 @@ class FlushPipeline:
 
     def _join_and_vacuum(self) -> None:
         """Join small files, and remove those that no reader needs any more. Blocks."""
-        self.log.join_files()
-        self.log.vacuum()
+        self._open_log().join_files()
+        self._open_log().vacuum()
 
     async def _store_readable(self, records: list[Record], end: int, positions: Mapping[str, Position]) -> FlushResult:
         try:
@@ -286,7 +289,7 @@ class FlushPipeline:
         stored = {position.channel: position for position in positions.values()}
         ends = {vchannel: stored[pchannel_of(vchannel)] for vchannel in vchannels}
         start = dict.fromkeys(vchannels, self._stored)
-        return self.log.flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=ends)
+        return self._open_log().flush(rows, start=start, end=dict.fromkeys(vchannels, end), positions=ends)
 
     async def _publish(self, time: int, result: FlushResult) -> None:
         times = dict.fromkeys(self.collection.vchannels, time)
@@ -310,7 +313,13 @@ class FlushPipeline:
         return result
 
     def _compact_blocking(self) -> CompactResult:
-        return compact(self.log, self._open_current(), self._stored)
+        return compact(self._open_log(), self._open_current(), self._stored)
+
+    def _open_log(self) -> LogTable:
+        """The table of row versions, which is there since this pipeline began, opened where it is not open. Blocks."""
+        if self._log is None:
+            self._log = LogTable.open(self._node.tables.table(self.collection.name, LOG))
+        return self._log
 
     def _open_current(self) -> CurrentTable:
         schema = self.collection.schema

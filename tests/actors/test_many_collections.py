@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from deltalake import DeltaTable
 from tidewal.actors import collection_reader
 from tidewal.actors.collection_reader import CollectionReaderRole
 from tidewal.actors.datanode import DataNode
+from tidewal.actors.datanode.log_table import LogTable
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -121,6 +124,35 @@ async def test_idle_collections_get_no_packs_and_are_as_fresh_as_their_channels(
                 assert answer.age_ms <= 500
                 assert len(answer.table) == (number == 0)
         assert sum(packs.values()) <= 3
+
+
+@MEMORY_ONLY
+async def test_tables_are_open_only_while_rows_are_stored(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, init = weakref.WeakSet[LogTable](), LogTable.__init__
+
+    def counted(table: LogTable, *arguments) -> None:
+        tables.add(table)
+        init(table, *arguments)
+
+    def open_tables() -> set[str]:
+        gc.collect()
+        return {str(table.location) for table in tables}
+
+    monkeypatch.setattr(LogTable, "__init__", counted)
+    async with home.client() as client:
+        for number in range(COLLECTIONS):
+            await create(home, client, number)
+        await home.elapse(2)
+        assert not open_tables()
+        await client.insert("c0", home.people(*range(3)))
+        await client.flush("c0")
+        await home.elapse(1)
+        assert open_tables() == {str(home.tables / "c0" / "log")}
+        await home.elapse(120)
+        assert not open_tables()
+        await client.insert("c0", home.people(3))
+        await client.flush("c0")
+        assert DeltaTable(home.tables / "c0" / "log").to_pyarrow_table().num_rows == 4
 
 
 @MEMORY_ONLY
