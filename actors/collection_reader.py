@@ -209,10 +209,11 @@ class CollectionReaderRole(Role, ABC):
             self._unreadable[part_key(collection)] = error
         error = next((each for (id, _), each in self._unreadable.items() if id == collection.id), None)
         labels = {"collection_name": collection.name, "role_name": self.role}
-        self.node.metrics.gauge("wal_collection_unreadable", **labels).set(error is not None)
-        self.node.unreadable.pop((self.role, collection.name), None)
         if error is not None:
+            self.node.metrics.gauge("wal_collection_unreadable", **labels).set(1)
             self.node.unreadable[self.role, collection.name] = error
+        elif self.node.unreadable.pop((self.role, collection.name), None) is not None:
+            self.node.metrics.remove("wal_collection_unreadable", **labels)
 
     async def _as_task(self, key: PartKey, work: Coroutine[object, object, None]) -> None:
         """Run `work` of a pipeline as a task of its own, so that a release can end it without ending the actor."""

@@ -51,8 +51,12 @@ class ScanMetrics:
         self._metrics, self._role = metrics, role
         self._late = ReadMetrics(metrics, role, stream.counts, LATE)
         self._bytes = metrics.counter(f"{role}_consume_bytes_total")
-        pending = metrics.gauge("wal_scanner_pending_queue_bytes", collection_name=collection.name, role_name=role)
-        pending.set_function(lambda: stream.buffered_bytes)
+        metrics.watch(
+            "wal_scanner_pending_queue_bytes",
+            lambda: stream.buffered_bytes,
+            collection_name=collection.name,
+            role_name=role,
+        )
 
     def publish(self) -> None:
         """Count what came late since the last call."""

@@ -239,7 +239,7 @@ class FlushPipeline:
                         await self._node.blocking(lambda: self._open_current().vacuum())
         except TidewalError as error:
             _log.warning("cannot maintain the tables of %s now: %s", self.collection.name, error)
-            self._metrics.maintenance_failures.inc()
+            self._metrics.maintenance_failed()
 
     def _join_and_vacuum(self) -> None:
         """Join small files, and remove those that no reader needs any more. Blocks."""
@@ -269,7 +269,7 @@ class FlushPipeline:
                 if not (error.retryable or isinstance(error, DiskFull)):
                     raise
                 _log.warning("cannot flush %s, trying again in %g s: %s", self.collection.name, pause_s, error)
-                self._metrics.failures.inc()
+                self._metrics.failed()
                 if await self._ends_within(pause_s):
                     raise
             pause_s = min(pause_s * 2, RETRY_MAX_S)

@@ -43,14 +43,17 @@ class LoadMetrics:
 
 def watch_rows(metrics: Metrics, collection: str, stores: Callable[[], Sequence[RowStore]]) -> None:
     """Begin the series of the rows of one collection, which are in these stores."""
-    memory = metrics.gauge("querynode_memory_bytes", collection_name=collection)
-    memory.set_function(lambda: sum(store.bytes for store in stores()))
-    rows = metrics.gauge("querynode_entity_num", collection_name=collection)
-    rows.set_function(lambda: sum(store.row_count for store in stores()))
+    metrics.watch("querynode_memory_bytes", lambda: sum(store.bytes for store in stores()), collection_name=collection)
+    metrics.watch(
+        "querynode_entity_num", lambda: sum(store.row_count for store in stores()), collection_name=collection
+    )
 
 
 def watch_lag(metrics: Metrics, clock: HybridClock, vchannels: Iterable[str], time: Callable[[], int]) -> None:
     """Begin the series of how far these vchannels are behind. `time` is never 0, the lag of what is not known."""
+
+    def lag() -> float:
+        return lag_ms(clock, time())
+
     for vchannel in vchannels:
-        lag = metrics.gauge("querynode_consume_tt_lag_ms", channel_name=vchannel)
-        lag.set_function(lambda: lag_ms(clock, time()))
+        metrics.watch("querynode_consume_tt_lag_ms", lag, channel_name=vchannel)

@@ -21,8 +21,8 @@ class StreamingNodeMetrics:
         """Begin the series of a collection; `unflushed_bytes` returns what of it is not in its table yet, and
         `unflushed_age_s` for how many seconds the oldest of that has been in the log."""
         name = collection.name
-        self._metrics.gauge("streamingnode_unflushed_age_seconds", collection_name=name).set_function(unflushed_age_s)
-        self._metrics.gauge("streamingnode_unflushed_bytes", collection_name=name).set_function(unflushed_bytes)
+        self._metrics.watch("streamingnode_unflushed_age_seconds", unflushed_age_s, collection_name=name)
+        self._metrics.watch("streamingnode_unflushed_bytes", unflushed_bytes, collection_name=name)
 
     def forget(self, collection: Collection) -> None:
         """End the series of a collection that was dropped."""

@@ -12,7 +12,7 @@ and count per batch, never per row.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from ..arguments import checked
 from ..errors import InvalidRequest
 from ..log.opening import installed_backends
 from .metric import BATCH_BUCKETS, COMMIT_SECONDS_BUCKETS, Metric, counter, gauge, milliseconds, seconds, sizes
+from .watched_gauge import WatchedGauge
 
 NODE_LABEL = "node_id"
 
@@ -356,6 +357,13 @@ class Metrics:
         """Return the series to `set`, or to give a function to with `set_function`: it is called at each scrape."""
         return self._series(name, Gauge, labels)
 
+    def watch(self, name: str, function: Callable[[], float], **labels: str) -> None:
+        """Let a series of a gauge be what `function` returns at each scrape, on any thread. For what there are many
+        of: unlike what `gauge` returns, it takes little memory."""
+        family = self._family_of(name, Gauge, labels)
+        assert isinstance(family, WatchedGauge)
+        family.watch(self._values(name, labels), function)
+
     def histogram(self, name: str, **labels: str) -> Histogram:
         """Return the series to call `observe` on, in the table's unit."""
         return self._series(name, Histogram, labels)
@@ -397,13 +405,20 @@ class Metrics:
         return generate_latest(_WithoutCreated(self._registry)) + generate_latest(_PROCESS)
 
     def _series(self, name: str, kind: type[_Family], labels: dict[str, str]) -> _Family:
+        return self._family_of(name, kind, labels).labels(*self._values(name, labels))
+
+    def _values(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
+        return self.node_id, *(labels[label] for label in _known(name).labels)
+
+    def _family_of(self, name: str, kind: type[_Family], labels: dict[str, str]) -> _Family:
+        """The family of a metric that is of this kind and has these labels."""
         metric = _known(name)
         family = self._families[name]
         if not isinstance(family, kind):
             raise InvalidRequest(f"metric {name} is a {metric.kind}, not a {kind.__name__.lower()}", metric=name)
         if set(labels) != set(metric.labels):
             raise InvalidRequest(f"metric {name} has the labels {metric.labels}, not {tuple(labels)}", metric=name)
-        return family.labels(self.node_id, *(labels[label] for label in metric.labels))
+        return family
 
 
 class _WithoutCreated(Collector):
@@ -431,5 +446,5 @@ def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Hi
     if metric.kind == "counter":
         return Counter(metric.full_name, metric.meaning, labels, registry=registry)
     if metric.kind == "gauge":
-        return Gauge(metric.full_name, metric.meaning, labels, registry=registry)
+        return WatchedGauge(metric.full_name, metric.meaning, labels, registry=registry)
     return Histogram(metric.full_name, metric.meaning, labels, registry=registry, buckets=metric.buckets)

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -61,6 +62,9 @@ def test_the_process_and_what_runs_in_it_are_shown():
         assert {"process_cpu_seconds_total", "process_open_fds"} <= samples.keys()
 
 
+KINDS = {"counter": "counter", "gauge": "gauge", "watch": "gauge", "histogram": "histogram"}  # by method
+
+
 def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
     """Yield (location, kind, name, labels) of each call that names its metric; None stands for `**labels`."""
     root = Path(__file__).parents[2]
@@ -70,9 +74,10 @@ def uses_in_the_source() -> Iterator[tuple[str, str, str, set[str | None]]]:
                 if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
                     continue
                 name = node.args[0]
-                if node.func.attr in ("counter", "gauge", "histogram") and isinstance(name, ast.Constant):
+                kind = KINDS.get(node.func.attr)
+                if kind is not None and isinstance(name, ast.Constant):
                     place = f"{path.relative_to(root)}:{node.lineno}"
-                    yield place, node.func.attr, name.value, {keyword.arg for keyword in node.keywords}
+                    yield place, kind, name.value, {keyword.arg for keyword in node.keywords}
 
 
 @pytest.mark.slow
@@ -118,6 +123,24 @@ def test_a_channel_that_left_leaves_no_series():
     shown = metrics.render().decode()
     assert 'channel_name="dml_1"' not in shown
     assert shown.count('channel_name="dml_10"') >= 2
+
+
+def test_a_series_that_is_watched_is_computed_at_each_scrape():
+    metrics, depths = Metrics("n1"), {"a": 1, "b": 2}
+    for channel in depths:
+        metrics.watch("datanode_consume_tt_lag_ms", partial(depths.__getitem__, channel), channel_name=channel)
+    metrics.gauge("datanode_consume_tt_lag_ms", channel_name="set").set(3)
+    depths["a"] = 7
+    assert metrics.value("datanode_consume_tt_lag_ms", channel_name="a") == 7
+    assert metrics.series("datanode_consume_tt_lag_ms") == {("a",): 7, ("b",): 2, ("set",): 3}
+    assert 'lag_ms{channel_name="a",node_id="n1"} 7.0' in metrics.render().decode()
+    metrics.watch("datanode_consume_tt_lag_ms", lambda: 8, channel_name="a")
+    assert metrics.value("datanode_consume_tt_lag_ms", channel_name="a") == 8
+    metrics.remove("datanode_consume_tt_lag_ms", channel_name="a")
+    metrics.forget("channel_name", "set")
+    assert metrics.series("datanode_consume_tt_lag_ms") == {("b",): 2}
+    with pytest.raises(InvalidRequest, match="is a counter"):
+        metrics.watch("overloaded_total", lambda: 1, limit="x")
 
 
 def test_no_series_says_when_another_one_began():
