@@ -6,8 +6,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from typing_extensions import TypedDict
@@ -154,21 +154,22 @@ class CollectionReaderRole(Role, ABC):
         return self._pipelines[key]
 
     async def _run(self, key: PartKey) -> None:
-        """Run a pipeline until it ends. Tables that cannot be read stop their collection only: every request for it
-        gets the error, and the pipeline starts again from time to time, since the tables may have been repaired: until
-        it says that it reads the log (`loaded`), the collection stays unreadable. What retention has removed before it
-        was read (`PositionLost`) is in the tables by now, so the pipeline starts again with them at once; where that
-        has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as unreadable. A run of more than
-        `UNREADABLE_MAX_S` resets the pause and the count."""
+        """Run a pipeline until it ends, or its release cancels this. Tables that cannot be read stop their collection
+        only: every request for it gets the error, and the pipeline starts again from time to time, since the tables may
+        have been repaired: until it says that it reads the log (`loaded`), the collection stays unreadable. What
+        retention has removed before it was read (`PositionLost`) is in the tables by now, so the pipeline starts again
+        with them at once; where that has failed `LOSSES_MAX` times, the rows are gone, and the collection counts as
+        unreadable. A run of more than `UNREADABLE_MAX_S` resets the pause and the count."""
         running = self._pipelines[key]
+        self._tasks[key] = cast("asyncio.Task[None]", asyncio.current_task())
         collection = running.collection
         now = asyncio.get_running_loop().time
         pause_s, losses = UNREADABLE_FIRST_S, 0
         self._set_unreadable(collection, None)
-        while self._pipelines.get(key) is running:  # neither released, nor served by another node meanwhile
+        while True:
             began_s = now()
             try:
-                await self._as_task(key, running.run())
+                await running.run()
                 self.loaded(collection)  # it has ended with an error of its own, which its queries get
                 return
             except Fenced as error:  # another node stores the collection, or has until now: begin with what it stored
@@ -186,9 +187,10 @@ class CollectionReaderRole(Role, ABC):
                     error = _with_advice(collection, error)
                     self._set_unreadable(collection, error)
                     pause_s = min(2 * pause_s, UNREADABLE_MAX_S)
-            await self._as_task(key, asyncio.sleep(again_s))
-            if self._pipelines.get(key) is running:
-                running = self._pipelines[key] = self.pipeline(collection)
+            if self._pipelines.get(key) is not running:  # it was released, and has failed as it ended
+                return
+            await asyncio.sleep(again_s)
+            running = self._pipelines[key] = self.pipeline(collection)
 
     async def _check_store(self, error: TidewalError) -> None:
         """Raise `DirectoryUnwritable` where `error` is not the matter of one collection: it is the log's, or no tables
@@ -214,17 +216,6 @@ class CollectionReaderRole(Role, ABC):
             self.node.unreadable[self.role, collection.name] = error
         elif self.node.unreadable.pop((self.role, collection.name), None) is not None:
             self.node.metrics.remove("wal_collection_unreadable", **labels)
-
-    async def _as_task(self, key: PartKey, work: Coroutine[object, object, None]) -> None:
-        """Run `work` of a pipeline as a task of its own, so that a release can end it without ending the actor."""
-        task = self._tasks[key] = asyncio.create_task(work)
-        try:
-            await asyncio.wait([task])
-            if not task.cancelled():
-                task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _release(self, request: Request) -> Answer:
         catalog = await self.catalog.catch_up()  # so that the pipeline is not started again

@@ -27,12 +27,11 @@ class _FollowingStream(TtMsgStream):
     channel_deadline_s: float = CHANNEL_DEADLINE_S
 
     def _start_reading(self) -> None:
-        begins = not self._tasks and not self._closed
+        begins = not self._reading and not self._closed
         super()._start_reading()
         if begins:
-            self._tasks += [
-                asyncio.create_task(self._follow(channel), name=f"follow {channel}") for channel in self.heartbeats
-            ]
+            for channel in self.heartbeats:
+                self._run_task(self._follow(channel), name=f"follow {channel}")
 
     async def _placed(self, channel: TtChannel) -> Start:
         if not isinstance(channel.start, FromId):  # there was an entry, so a channel that is missing was dropped

@@ -8,9 +8,9 @@ import asyncio
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from prometheus_client import Counter
 
@@ -18,6 +18,7 @@ from ..arguments import checked
 from ..errors import Closed, InvalidRequest, PositionLost, PositionMismatch
 from ..log.record import Record
 from ..log.wal import Entry, From, FromId, FromTime, Start, Wal
+from ..waiting import ended
 from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
 from .messages import MsgPack, Position
 from .plain_records import PlainReader
@@ -64,7 +65,7 @@ class BufferedChannel:
         self.resumed: bool = False  # goes on from a saved position
         self.buffer: deque[Record] = deque()
         self.bytes: int = 0
-        self.room: asyncio.Event = asyncio.Event()
+        self.room: asyncio.Event | None = None  # set as records leave the buffer, where a reader waits for that
         self.position: tuple[bytes, int, int] = reader.position
 
     def keep(self, record: Record) -> None:
@@ -91,7 +92,8 @@ class BufferedChannel:
         elif last is not None:
             self.position = (last.id, last.term, last.cseq)
         self.bytes -= sum(len(record.body) + RECORD_OVERHEAD_BYTES for record in records)
-        self.room.set()
+        if self.room is not None:
+            self.room.set()
 
 
 Channel = TypeVar("Channel", bound=BufferedChannel)
@@ -119,7 +121,8 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         self._resets = resets
         self._channels: dict[str, Channel] = {}
         self._progress = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._reading = False
+        self._tasks: set[asyncio.Task[None]] = set()  # under way
         self._failure: BaseException | None = None
         self._closed = False
         self._sought = False
@@ -152,7 +155,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         there. A position of a pack whose channel was empty goes on at the first entry there is. Raises
         `PositionMismatch` for another backend's position, `InvalidRequest` for an empty position, a channel that is
         not read, or a second `seek`; reading raises `PositionLost` when retention has removed it."""
-        if self._sought or self._tasks:
+        if self._sought or self._reading:
             raise InvalidRequest("the stream has its positions already: open another stream to read from elsewhere")
         channels: dict[str, Channel] = {}
         for position in positions:
@@ -231,11 +234,16 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
     def _start_reading(self) -> None:
         if not self._channels:
             raise InvalidRequest("say where to start first: as_consumer or seek")
-        if not self._tasks and not self._closed:
-            self._tasks = [
-                asyncio.create_task(self._read_channel(channel), name=f"read {channel.name}")
-                for channel in self._channels.values()
-            ]
+        if not self._reading and not self._closed:
+            self._reading = True
+            for channel in self._channels.values():
+                self._run_task(self._read_channel(channel), name=f"read {channel.name}")
+
+    def _run_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run `work` as a task, until it or the stream ends."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     @property
     def _channel_limit(self) -> int:
@@ -258,6 +266,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
 
     async def _read(self, channel: Channel) -> None:
         limit = self._channel_limit
+        channel.room = room = asyncio.Event()
         start = await self._placed(channel)
         async with reading(self._wal, channel.name, start) as batches:
             async for entries in batches:
@@ -274,8 +283,8 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
                 self._progress.set()
                 while channel.bytes > limit:
                     self._check_room(channel, limit)
-                    channel.room.clear()
-                    await channel.room.wait()
+                    room.clear()
+                    await room.wait()
         raise Closed(f"the log was closed while {channel.name} was being read")
 
     def _after_loss(self, channel: Channel, error: PositionLost) -> Start:
@@ -317,7 +326,4 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         """Stop reading; a waiting reader's iteration ends. A second call does nothing."""
         self._closed = True
         self._progress.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await ended(*self._tasks)

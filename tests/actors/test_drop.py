@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,7 @@ from tidewal.actors.collection_reader import part_key
 from tidewal.actors.datanode import datanode, pipeline
 from tidewal.actors.datanode.current_table import CompactResult
 from tidewal.actors.streamingnode import StreamingNode
-from tidewal.runtime.errors import CollectionNotFound, DirectoryUnwritable
+from tidewal.runtime.errors import CollectionNotFound, DirectoryUnwritable, Fenced
 
 
 @pytest.mark.slow
@@ -95,3 +96,23 @@ async def test_a_compaction_that_was_asked_for_ends_before_the_tables_are_remove
         await client.drop_collection("people")
         await asked
     assert order == ["compacted", "removed"]
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_pipeline_that_fails_as_it_is_ended_does_not_begin_anew(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, run = Counter[str](), pipeline.FlushPipeline.run
+
+    async def failing(self: pipeline.FlushPipeline) -> None:
+        runs[self.collection.name] += 1
+        try:
+            await run(self)
+        except asyncio.CancelledError:
+            raise Fenced("another node stores it") from None
+
+    monkeypatch.setattr(pipeline.FlushPipeline, "run", failing)
+    async with home.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.drop_collection("people")
+        await home.elapse(5)
+        assert runs == {"people": 1}
+        assert not (home.tables / "people").exists()

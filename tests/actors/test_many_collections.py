@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections import Counter
@@ -124,6 +125,18 @@ async def test_idle_collections_get_no_packs_and_are_as_fresh_as_their_channels(
                 assert answer.age_ms <= 500
                 assert len(answer.table) == (number == 0)
         assert sum(packs.values()) <= 3
+
+
+@MEMORY_ONLY
+async def test_an_idle_collection_has_one_task_a_reader(home) -> None:
+    async with home.client() as client:
+        tasks: list[int] = []
+        for first in (0, COLLECTIONS):  # the first ones are on all pchannels
+            for number in range(first, first + COLLECTIONS):
+                await create(home, client, number)
+            await home.elapse(2)
+            tasks.append(len(asyncio.all_tasks()))
+        assert tasks[1] - tasks[0] < 3 * COLLECTIONS  # a few others come and go
 
 
 @MEMORY_ONLY
