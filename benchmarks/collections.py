@@ -1,6 +1,6 @@
 """What a collection costs, with few and with many of them on one standalone node.
 
-    python -m benchmarks.collections [--counts 1,100,1000] [--seconds 10] [--rows 200000]
+    python -m benchmarks.collections [--counts 1,100,1000] [--seconds 10] [--rows 100000]
 
 `tidewal run` on an embedded log gets collections of 2 shards up to each of the counts, one after another. With each
 count `collections.create.p50_ms` is the time of the last creations that led to it. `collections.idle_cpu_percent` is
@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from tidewal.runtime.log.wal import FromId, Wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 SHARDS = 2
+WRITTEN = "written"  # the collection that gets rows
 BATCH_ROWS = 1_000
 TIMED = 50  # creations
 ROUNDS = 3
@@ -94,16 +96,20 @@ async def create(client: Client, numbers: Sequence[int]) -> list[float]:
     return times
 
 
-async def row_us(client: Client, process: int, rows: int, first: int) -> float:
-    """The CPU of the node in µs for each of `rows` new rows in the first collection, flushed."""
+async def row_us(client: Client, process: int, rows: int) -> float:
+    """The CPU of the node in µs for each of `rows` rows in a new collection, flushed. It is dropped behind that, for
+    the next count is compared by memory."""
+    await client.create_collection(replace(schema_of(0), name=WRITTEN), shards=SHARDS)
     began = cpu_s(process)
-    for start in range(first, first + rows, BATCH_ROWS):
+    for start in range(0, rows, BATCH_ROWS):
         keys = pa.array(range(start, start + BATCH_ROWS), pa.int64())
         ops = pa.array(["insert"] * BATCH_ROWS)
         batch = pa.record_batch({"id": keys, "value": keys.cast(pa.float64()), "_op": ops})
-        await client.apply(name_of(0), batch)
-    await client.flush(name_of(0))
-    return (cpu_s(process) - began) / rows * 1e6
+        await client.apply(WRITTEN, batch)
+    await client.flush(WRITTEN)
+    spent = cpu_s(process) - began
+    await client.drop_collection(WRITTEN)
+    return spent / rows * 1e6
 
 
 async def idle(directory: Path, process: int, seconds: float, count: int) -> None:
@@ -140,7 +146,7 @@ async def start(directory: Path, count: int) -> None:
 
 
 async def measure(directory: Path, counts: Sequence[int], seconds: float, rows: int) -> None:
-    created = written = 0
+    created = 0
     base: tuple[int, int] | None = None  # the first count, and the memory with it
     for count in counts:
         with running(directory) as node:
@@ -157,10 +163,7 @@ async def measure(directory: Path, counts: Sequence[int], seconds: float, rows: 
             if count > base[0]:
                 figure(f"collections.memory_kib.{count}", (memory - base[1]) / (count - base[0]), "KiB", beside=beside)
             async with connect(directory, deadline_s=600) as client:
-                costs: list[float] = []
-                for _ in range(ROUNDS):
-                    costs.append(await row_us(client, process, rows, written))
-                    written += rows
+                costs = [await row_us(client, process, rows) for _ in range(ROUNDS)]
                 figure(f"collections.row_us.{count}", statistics.median(costs), "µs", spread=(min(costs), max(costs)))
         await start(directory, count)
 
