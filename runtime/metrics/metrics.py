@@ -357,6 +357,7 @@ class Metrics:
         """Return the series to `set`, or to give a function to with `set_function`: it is called at each scrape."""
         return self._series(name, Gauge, labels)
 
+    @checked
     def watch(self, name: str, function: Callable[[], float], **labels: str) -> None:
         """Let a series of a gauge be what `function` returns at each scrape, on any thread. For what there are many
         of: unlike what `gauge` returns, it takes little memory."""
