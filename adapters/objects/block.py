@@ -23,7 +23,7 @@ VERSION: Final = 1
 CONTROL: Final = 0  # the number under which a block's table has the entries that change the log's own state
 
 _START = struct.Struct("<4sH")  # magic and version: these stay where they are in every version
-_HEADER = struct.Struct("<4sHBx16s16sQQQIIQ")
+_HEADER = struct.Struct("<4sHBx16s16sQQQIIQQ")
 _HASH = struct.Struct("<Q")
 _ROW = struct.Struct("<IIQQQIIQ")
 _INDEX_BYTES = 12  # of an entry: its timestamp, and the length of its payload
@@ -50,7 +50,8 @@ class StoredEntry(NamedTuple):
 class BlockHeader:
     """What a block says of itself. `log` is the log's id and `writer` that of the process that wrote it, each 16 bytes;
     `number` is the block's in its epoch. `first_seq` is the first of the numbers, over all epochs, that its `count`
-    entries have. Below `acked_to` all blocks of the epoch were there when this one was written."""
+    entries have. Below `acked_to` all blocks of the epoch were there when this one was written, at `stored_ms` by the
+    store's clock."""
 
     kind: BlockKind
     log: bytes
@@ -60,6 +61,7 @@ class BlockHeader:
     first_seq: int
     count: int = 0
     acked_to: int = 0
+    stored_ms: int = 0
 
 
 class SectionRow(NamedTuple):
@@ -124,6 +126,7 @@ def _encode_header(header: BlockHeader, rows: int) -> bytes:
         header.count,
         rows,
         header.acked_to,
+        header.stored_ms,
     )
 
 
@@ -160,10 +163,10 @@ def _decode_header(data: bytes, key: str) -> tuple[BlockHeader, int]:
             found=version,
             supported=VERSION,
         )
-    _, _, kind, log, writer, epoch, number, first_seq, count, rows, acked_to = _HEADER.unpack_from(data)
+    _, _, kind, log, writer, epoch, number, first_seq, count, rows, *of_owner = _HEADER.unpack_from(data)
     if kind not in BlockKind._value2member_map_:
         raise _corrupt(key, 6)
-    return BlockHeader(BlockKind(kind), log, writer, epoch, number, first_seq, count, acked_to), rows
+    return BlockHeader(BlockKind(kind), log, writer, epoch, number, first_seq, count, *of_owner), rows
 
 
 def check_section(section: bytes | memoryview, row: SectionRow, key: str) -> None:

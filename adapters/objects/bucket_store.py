@@ -60,6 +60,15 @@ class BucketStore:
         except BaseError as error:
             raise unavailable(key, error) from error
 
+    async def modified(self, key: str) -> int | None:
+        try:
+            found = await self._store.head_async(key)
+        except FileNotFoundError:
+            return None
+        except BaseError as error:
+            raise unavailable(key, error) from error
+        return int(found["last_modified"].timestamp() * 1000)
+
     async def put(self, key: str, body: bytes) -> None:
         try:
             await self._store.put_async(key, body, use_multipart=False)

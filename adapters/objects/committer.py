@@ -11,7 +11,9 @@ from ...runtime.errors import Fenced, TidewalError, Unavailable
 from .block import Block, BlockHeader, BlockKind
 from .block_writer import BlockWriter
 from .log_objects import LogObjects
-from .log_state import LogState, StoredChannel
+from .log_state import LogState
+from .store_clock import StoreClock
+from .stored_channel import StoredChannel
 from .submits import QueuedSubmit, channels_of, make_block
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Committer:
         objects: LogObjects,
         state: LogState,
         settings: ObjectsSettings,
+        time: StoreClock,
         durable: Callable[[Block], None],
         wanted: Callable[[], None],
         lost: Callable[[], None],
@@ -38,7 +41,7 @@ class Committer:
         """`durable` is called for each block that is durable once the state has it, before its submits are answered;
         `wanted` when there is something to commit and the log is not owned, `lost` when another process has ended the
         epoch, or the store has failed."""
-        self._objects, self._state, self._settings = objects, state, settings
+        self._objects, self._state, self._settings, self._time = objects, state, settings, time
         self._durable, self._wanted, self._lost = durable, wanted, lost
         self._loop = asyncio.get_running_loop()
         self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
@@ -46,7 +49,7 @@ class Committer:
         self._queued_bytes = 0
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
         self._writer: BlockWriter | None = None
-        self._number = self._seq = 0  # of the next block, and of its first entry
+        self._epoch = self._number = self._seq = 0  # of the next block, and of its first entry
         self._closed_at = float("-inf")  # when the last block was closed
         self._pumping: asyncio.Handle | None = None
         self._expiring: asyncio.TimerHandle | None = None
@@ -62,7 +65,7 @@ class Committer:
     def start(self) -> None:
         """Go on behind the state, in an epoch that this process has claimed, all earlier ones having ended."""
         self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
-        self._number, self._seq = self._state.number, self._state.seq
+        self._epoch, self._number, self._seq = self._state.epoch, self._state.number, self._state.seq
         self._marking = self._loop.call_later(self._settings.mark_s, self._mark)
         self._wake()
 
@@ -75,7 +78,7 @@ class Committer:
         try:
             async with asyncio.timeout(self._settings.delivery_timeout_s):
                 await writer.drained()
-                await self._objects.end_epoch(BlockKind.FENCE, self._state.epoch, self._state.number)
+                await self._objects.end_epoch(BlockKind.FENCE, self._epoch, self._state.number)
         except TimeoutError:
             writer.abandon()
         self._refuse_inflight(_unknown())
@@ -168,10 +171,11 @@ class Committer:
             BlockKind.DATA,
             self._objects.log,
             self._objects.writer,
-            self._state.epoch,
+            self._epoch,
             self._number,
             self._seq,
             acked_to=self._state.number,
+            stored_ms=self._time.now_ms(),
         )
         block = make_block(header, submits)
         self._number, self._seq = self._number + 1, self._seq + block.header.count

@@ -35,6 +35,9 @@ class DirectoryStore:
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
         return await self._call(key, self._get, key, start, end)
 
+    async def modified(self, key: str) -> int | None:
+        return await self._call(key, self._modified, key)
+
     async def put(self, key: str, body: bytes) -> None:
         await self._call(key, self._put, key, body)
 
@@ -72,6 +75,12 @@ class DirectoryStore:
             with (self._directory / key).open("rb") as file:
                 file.seek(start)
                 return file.read(-1 if end is None else end - start)
+        except FileNotFoundError:
+            return None
+
+    def _modified(self, key: str) -> int | None:
+        try:
+            return (self._directory / key).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return None
 

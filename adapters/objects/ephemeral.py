@@ -8,7 +8,7 @@ from itertools import count
 
 from ...runtime.errors import PositionLost
 from ...runtime.log.wal import ChannelPolicy, Entry, From, FromId, FromTime, Start
-from .log_state import encode_id
+from .stored_channel import encode_id, id_before
 
 
 class EphemeralChannel:
@@ -71,11 +71,11 @@ class EphemeralChannel:
                 return end
             case FromTime(timestamp):
                 found = self.at(timestamp)
-                return end if found is None else _before(found)
+                return end if found is None else id_before(found)
             case FromId(id, inclusive):
                 at = bisect_left(self._entries, id, key=lambda entry: entry.id)
                 if self._entries[at : at + 1] and self._entries[at].id == id:
-                    return _before(id) if inclusive else id
+                    return id_before(id) if inclusive else id
                 if id == self.removed_to and not inclusive:
                     return id
                 raise PositionLost(
@@ -84,11 +84,6 @@ class EphemeralChannel:
                     first_available=self.first_id,
                     channel=self.name,
                 )
-
-
-def _before(id: bytes) -> bytes:
-    """The greatest id of this length below `id`."""
-    return (int.from_bytes(id) - 1).to_bytes(len(id))
 
 
 class EphemeralIds:

@@ -12,7 +12,8 @@ from ...runtime.log.checks import not_found
 from ...runtime.log.wal import Append, ChannelPolicy, OnAppended
 from .control import Control, GroupForgotten, GroupMoved
 from .ephemeral import EphemeralChannel
-from .log_state import LogState, StoredChannel
+from .log_state import LogState
+from .stored_channel import StoredChannel
 
 EXPIRY_INTERVAL_S = 0.5
 

@@ -43,14 +43,14 @@ class LogObjects:
     not answer; those that create go on until it is certain what is there, however long that takes."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+        self.store: ObjectStore = store
         self.log: bytes = b""  # the id of the log, once it is known
         self.writer: bytes = uuid4().bytes  # the id of this process in its blocks and claims
 
     async def look(self) -> bool:
         """Whether the log is there; then its id is known. Raises `FormatTooNew` and `CorruptLog`."""
         if not self.log:
-            found = await self._store.get(FORMAT)
+            found = await self.store.get(FORMAT)
             if found is not None:
                 self._take_format(found)
         return bool(self.log)
@@ -59,7 +59,7 @@ class LogObjects:
         """Make the log where there is none."""
         if not self.log:
             body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "log": uuid4().bytes}))
-            self._take_format(await self._create(FORMAT, body, len(body)) or body)
+            self._take_format(await self.create(FORMAT, body, len(body)) or body)
 
     def _take_format(self, body: bytes) -> None:
         try:
@@ -77,19 +77,19 @@ class LogObjects:
 
     async def claimed(self, epoch: int) -> bool:
         """Whether a process has claimed the epoch."""
-        return await self._store.get(claim_key(epoch)) is not None
+        return await self.store.get(claim_key(epoch)) is not None
 
     async def claim(self, epoch: int) -> bool:
         """Claim the epoch. False where another process has it."""
         body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "writer": self.writer}))
-        return await self._create(claim_key(epoch), body, len(body)) is None
+        return await self.create(claim_key(epoch), body, len(body)) is None
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
 
     async def block(self, epoch: int, number: int) -> Block | None:
         """The block, None where it is not there (yet). Raises `CorruptLog` and `FormatTooNew`."""
         key = block_key(epoch, number)
-        found = await self._store.get(key)
+        found = await self.store.get(key)
         if found is None:
             return None
         block = decode_block(found, key)
@@ -97,13 +97,11 @@ class LogObjects:
             raise CorruptLog(f"{key} is a block of another log, or of another place in it", path=key, offset=8)
         return block
 
-    async def section(self, epoch: int, number: int, row: SectionRow) -> bytes:
-        """One section of a block. Raises `CorruptLog`, also where the block is gone."""
-        key = block_key(epoch, number)
-        section = await self._store.get(key, row.offset, row.offset + row.length)
-        if section is None:
-            raise CorruptLog(f"{key} is not there any more", path=key, offset=0)
-        check_section(section, row, key)
+    async def section(self, key: str, row: SectionRow) -> bytes | None:
+        """One section of an object, None where the object is gone. Raises `CorruptLog`."""
+        section = await self.store.get(key, row.offset, row.offset + row.length)
+        if section is not None:
+            check_section(section, row, key)
         return section
 
     async def put(self, block: Block) -> None:
@@ -111,7 +109,7 @@ class LogObjects:
         same bytes are sent again until one of them, or another block, is seen there. Raises `Fenced` where that ends
         the epoch, and `CorruptLog` for what nothing that keeps the rules can have put there."""
         key = block_key(block.header.epoch, block.header.number)
-        other = await self._create(key, block.data, HEADER_BYTES)
+        other = await self.create(key, block.data, HEADER_BYTES)
         if other is None:
             return
         kind = decode_block(other, key).header.kind
@@ -122,21 +120,21 @@ class LogObjects:
     async def end_epoch(self, kind: BlockKind, epoch: int, number: int) -> None:
         """Put a fence or a cap into a place, unless there is a block."""
         header = BlockHeader(kind, self.log, self.writer, epoch, number, first_seq=0)
-        await self._create(block_key(epoch, number), encode_block(header, {}).data, HEADER_BYTES)
+        await self.create(block_key(epoch, number), encode_block(header, {}).data, HEADER_BYTES)
 
-    async def _create(self, key: str, body: bytes, telling: int) -> bytes | None:
+    async def create(self, key: str, body: bytes, telling: int) -> bytes | None:
         """Create an object, or see what is there: None where it is this one, which its first `telling` bytes say, else
         those of the other one."""
         for pause_s in pauses():
             with suppress(Unavailable):
-                if await self._store.create(key, body):
+                if await self.store.create(key, body):
                     return None
             with suppress(Unavailable):
-                found = await self._store.get(key, 0, telling)
+                found = await self.store.get(key, 0, telling)
                 if found is not None:
                     return None if found == body[:telling] else found
             await asyncio.sleep(pause_s)
         raise AssertionError("attempts do not end")
 
     async def close(self) -> None:
-        await self._store.close()
+        await self.store.close()

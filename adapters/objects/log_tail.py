@@ -1,4 +1,4 @@
-"""Read the log from block to block, in the store, as any process can that has no owner to ask."""
+"""Read the log in the store, as any process can that has no owner to ask: a checkpoint, then block after block."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from ...runtime.clock import Clock
 from .block import Block, BlockKind, SectionRow
-from .log_objects import LogObjects
+from .checkpoints import Checkpoints
+from .log_objects import LogObjects, block_key
 from .log_state import LogState
 
 AT_ONCE: Final = 32  # blocks that are asked for together
@@ -19,20 +21,20 @@ class BlockCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes, self._bytes = limit_bytes, 0
-        self._blocks: OrderedDict[tuple[int, int], Block] = OrderedDict()
+        self._blocks: OrderedDict[str, Block] = OrderedDict()
 
     def add(self, block: Block) -> None:
-        place = (block.header.epoch, block.header.number)
-        if place in self._blocks or len(block.data) > self._limit_bytes:
+        key = block_key(block.header.epoch, block.header.number)
+        if key in self._blocks or len(block.data) > self._limit_bytes:
             return
-        self._blocks[place] = block
+        self._blocks[key] = block
         self._bytes += len(block.data)
         while self._bytes > self._limit_bytes:
             self._bytes -= len(self._blocks.popitem(last=False)[1].data)
 
-    def section(self, epoch: int, number: int, row: SectionRow) -> memoryview | None:
+    def section(self, key: str, row: SectionRow) -> memoryview | None:
         """One section of a block, None where it is not in the cache."""
-        block = self._blocks.get((epoch, number))
+        block = self._blocks.get(key)
         return None if block is None else block.section(row)
 
 
@@ -43,30 +45,55 @@ class LogTail:
     block. A block behind a gap proves nothing, and is left alone until the gap is filled.
     """
 
-    def __init__(self, objects: LogObjects, state: LogState, cache: BlockCache, applied: Callable[[], None]) -> None:
-        """`applied` is called after blocks were applied."""
-        self._objects, self._state, self._cache, self._applied = objects, state, cache, applied
+    def __init__(
+        self,
+        objects: LogObjects,
+        state: LogState,
+        checkpoints: Checkpoints,
+        cache: BlockCache,
+        clock: Clock,
+        overtaken_s: float,
+        owned: Callable[[], bool],
+        applied: Callable[[], None],
+    ) -> None:
+        """After `overtaken_s` without looking, a block that is not there may have been deleted. The clock counts the
+        time in which the machine is suspended. `applied` is called after blocks were applied, by this process; while
+        the log is `owned` by it, its owner applies them."""
+        self._objects, self._state, self._checkpoints, self._cache = objects, state, checkpoints, cache
+        self._clock, self._overtaken_s, self._owned, self._applied = clock, overtaken_s, owned, applied
+        self._looked_at = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def catch_up(self) -> int:
-        """Apply what there is; the number of blocks. When it returns, it has seen all that was acknowledged before it
-        was called. Raises `Unavailable`, `CorruptLog` and `FormatTooNew`."""
+    async def catch_up(self) -> bool:
+        """Apply what there is; whether there was anything. When it returns, it has seen all that was acknowledged
+        before it was called. Raises `Unavailable`, `CorruptLog` and `FormatTooNew`."""
         async with self._lock:
             if not await self._objects.look():
-                return 0
-            count, at_once, at_end = 0, 1, False
-            while not at_end:
-                found = await self._next_blocks(at_once)
-                for block in found:
-                    self._state.apply(block)
-                    self._cache.add(block)
-                count += len(found)
-                ended = bool(found) and found[-1].header.kind is not BlockKind.DATA
-                at_end = len(found) < at_once and not ended  # what an owner puts meanwhile need not be chased
-                at_once = 1 if ended else min(2 * at_once, AT_ONCE)
-            if count:
+                return False
+            began, moved, passed_s = self._state.place, False, self._overtaken_s
+            while passed_s >= self._overtaken_s:
+                now = self._clock.monotonic()
+                if now - self._looked_at >= self._overtaken_s:
+                    moved |= await self._checkpoints.load()
+                await self._apply_blocks()
+                passed_s, self._looked_at = self._clock.monotonic() - now, now
+            moved |= self._state.place != began
+            if moved:
                 self._applied()
-            return count
+            return moved
+
+    async def _apply_blocks(self) -> None:
+        at_once, at_end = 1, False
+        while not at_end:
+            found = await self._next_blocks(at_once)
+            if self._owned():
+                return
+            for block in found:
+                self._state.apply(block)
+                self._cache.add(block)
+            ended = bool(found) and found[-1].header.kind is not BlockKind.DATA
+            at_end = len(found) < at_once and not ended  # what an owner puts meanwhile need not be chased
+            at_once = 1 if ended else min(2 * at_once, AT_ONCE)
 
     async def _next_blocks(self, at_once: int) -> list[Block]:
         """The next blocks up to the first that is missing, `at_once` at most, none behind the end of the epoch."""

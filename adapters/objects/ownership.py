@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from ...runtime.errors import Closed, Unavailable
@@ -11,6 +12,7 @@ from .committer import Committer
 from .log_objects import LogObjects
 from .log_state import LogState
 from .log_tail import LogTail
+from .store_clock import StoreClock
 
 if TYPE_CHECKING:
     from .settings import ObjectsSettings
@@ -28,10 +30,18 @@ class Ownership:
     """
 
     def __init__(
-        self, objects: LogObjects, state: LogState, tail: LogTail, committer: Committer, settings: ObjectsSettings
+        self,
+        objects: LogObjects,
+        state: LogState,
+        tail: LogTail,
+        committer: Committer,
+        time: StoreClock,
+        settings: ObjectsSettings,
+        acquired: Callable[[], None],
     ) -> None:
+        """`acquired` is called when this process has begun to own the log."""
         self._objects, self._state, self._tail = objects, state, tail
-        self._committer, self._settings = committer, settings
+        self._committer, self._time, self._settings, self._acquired = committer, time, settings, acquired
         self._acquiring: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._confirming_next: asyncio.Task[None] | None = None
@@ -53,10 +63,12 @@ class Ownership:
         epoch = await self._unclaimed()
         if self._state.number or epoch > self._state.epoch:
             await self._watch(epoch)
+        await self._time.read()
         if not await self._objects.claim(epoch):
             raise self._owned("has just claimed it")
         await self._end_lower_epochs(epoch)
         self._committer.start()
+        self._acquired()
 
     async def _unclaimed(self) -> int:
         """The lowest epoch that no process has claimed."""

@@ -25,6 +25,10 @@ class ObjectStore(Protocol):
         None where there is none. `start` lies within the object."""
         ...
 
+    async def modified(self, key: str) -> int | None:
+        """When the object was put, in ms since 1970 by the store's clock; None where there is none."""
+        ...
+
     async def put(self, key: str, body: bytes) -> None:
         """Create or replace the object."""
         ...
@@ -35,7 +39,7 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str) -> AsyncIterator[str]:
         """The keys that begin with `prefix`, a whole number of their folders with a `/` behind, in any order. It costs
-        most of all requests: for collecting garbage only."""
+        most of all requests."""
         ...
 
     async def close(self) -> None:

@@ -11,7 +11,8 @@ from ...runtime.log.checks import check_size, not_found
 from ...runtime.log.wal import Append, OnAppended
 from .block import CONTROL, Block, BlockHeader, StoredEntry, encode_block
 from .control import Control, encode_control
-from .log_state import LogState, StoredChannel, encode_id
+from .log_state import LogState
+from .stored_channel import StoredChannel, encode_id
 
 
 @dataclass(slots=True, eq=False)

@@ -6,10 +6,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any, Final
 
-from ...runtime.clock import SystemClock
+from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
 from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
@@ -33,23 +32,27 @@ from ...runtime.log.wal import (
 from ...runtime.loop_bridge import call_on
 from ...runtime.metrics.metrics import Metrics
 from .backend import CAPABILITIES
-from .block import CONTROL, Block, decode_section
+from .block import CONTROL, Block
+from .checkpoints import Checkpoints
 from .committer import Committer
 from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
 from .ephemeral import EphemeralChannel, EphemeralIds
 from .group_positions import ObjectGroups
-from .log_objects import LogObjects, pauses
-from .log_state import LogState, StoredChannel, StoredSection
+from .log_objects import LogObjects
+from .log_state import LogState
 from .log_tail import BlockCache, LogTail
+from .maintenance import Maintenance
 from .news import News
 from .ownership import Ownership
+from .pace import PACE, MaintenancePace
+from .section_reader import SectionReader
 from .settings import ObjectsSettings
 from .store import ObjectStore
+from .store_clock import StoreClock
+from .stored_channel import StoredChannel
 from .submits import QueuedSubmit, channels_of
 
 SUBMIT_BYTES: Final = 64 * 1024 * 1024  # of one submit: it lies in one block
-READ_BYTES: Final = 2 * 1024 * 1024  # what a reader gets at once, and one section more
-READ_SECTIONS: Final = 16
 READ_ENTRIES: Final = 256  # of an ephemeral channel
 FIRST_POLL_S: Final = 0.025
 
@@ -65,7 +68,13 @@ class ObjectWal(GroupWal):
     capabilities: Capabilities = CAPABILITIES
 
     def __init__(
-        self, shown: str, store: ObjectStore, settings: ObjectsSettings, metrics: Metrics | None = None
+        self,
+        shown: str,
+        store: ObjectStore,
+        settings: ObjectsSettings,
+        metrics: Metrics | None = None,
+        clock: Clock | None = None,
+        pace: MaintenancePace = PACE,
     ) -> None:
         super().__init__(shown, metrics)
         self._loop = asyncio.get_running_loop()
@@ -74,18 +83,39 @@ class ObjectWal(GroupWal):
         self._state = LogState()
         self._news = News()
         self._cache = BlockCache(settings.cache_bytes)
-        self._tail = LogTail(self._objects, self._state, self._cache, self._news.tell)
-        self._committer = Committer(
-            self._objects, self._state, settings, self._on_durable, self._own_for_queue, self._on_lost
+        clock = clock or SystemClock()
+        self._checkpoints = Checkpoints(self._objects, self._state)
+        self._time = StoreClock(self._objects, self._checkpoints, clock)
+        self._tail = LogTail(
+            self._objects,
+            self._state,
+            self._checkpoints,
+            self._cache,
+            clock,
+            pace.overtaken_s,
+            self._owns,
+            self._news.tell,
         )
-        self._ownership = Ownership(self._objects, self._state, self._tail, self._committer, settings)
+        self._committer = Committer(
+            self._objects, self._state, settings, self._time, self._on_durable, self._own_for_queue, self._on_lost
+        )
+        self._maintenance = Maintenance(self._state, self._checkpoints, pace, self._owns)
+        self._ownership = Ownership(
+            self._objects, self._state, self._tail, self._committer, self._time, settings, self._on_owned
+        )
+        self._sections = SectionReader(
+            self._objects, self._cache, lambda: self._fresh(confirmed=False), lambda: self._closed
+        )
         self._pending = PendingBytes(settings.pending_bytes, shown)
         self._ephemeral: dict[str, EphemeralChannel] = {}
-        self._ephemeral_ids = EphemeralIds(SystemClock().wall_ms())
+        self._ephemeral_ids = EphemeralIds(clock.wall_ms())
         self._ephemeral_lock = threading.Lock()
         self._groups: ObjectGroups | None = None
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def _owns(self) -> bool:
+        return self._committer.owns
 
     async def open(self, *, must_be: bool = False, own: bool = False) -> None:
         """Read the log to its end, changing nothing unless it is to `own` the log. Raises `Unavailable`, also where the
@@ -240,6 +270,9 @@ class ObjectWal(GroupWal):
         except TidewalError as error:
             self._committer.refuse(error)
 
+    def _on_owned(self) -> None:
+        self._run("maintain the log", self._maintenance.run)
+
     def _on_durable(self, block: Block) -> None:
         self._cache.add(block)
         if self._groups is not None and any(row.channel == CONTROL for row in block.table):
@@ -296,7 +329,7 @@ class ObjectWal(GroupWal):
                 return channel.behind_of(id, inclusive=inclusive)
             case FromTime(timestamp):
                 end = channel.end  # before looking: what comes meanwhile comes behind it
-                found = await self._at(channel, timestamp)
+                found = await self._sections.first_since(channel, timestamp)
                 return end if found is None else channel.behind_of(found, inclusive=True)
 
     async def _next(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> Sequence[Entry]:
@@ -304,31 +337,7 @@ class ObjectWal(GroupWal):
         if isinstance(channel, EphemeralChannel):
             with self._ephemeral_lock:
                 return channel.behind(behind, READ_ENTRIES)
-        if behind < channel.removed_to:
-            raise channel.lost(behind)
-        wanted: list[tuple[StoredSection, int]] = []
-        size = 0
-        for section, at in islice(channel.behind(behind), READ_SECTIONS):
-            wanted.append((section, at))
-            size += section.row.length
-            if size >= READ_BYTES:
-                break
-        parts = await asyncio.gather(*(self._entries(section) for section, _ in wanted))
-        return [entry for part, (_, at) in zip(parts, wanted, strict=True) for entry in part[at:]]
-
-    async def _entries(self, section: StoredSection) -> list[Entry]:
-        """The entries of a section, however long the store does not answer."""
-        row = section.row
-        data: bytes | memoryview | None = self._cache.section(section.epoch, section.number, row)
-        for pause_s in pauses():
-            if data is not None or self._closed:
-                break
-            with suppress(Unavailable):
-                data = await self._objects.section(section.epoch, section.number, row)
-                break
-            await asyncio.sleep(pause_s)
-        stored = [] if data is None else decode_section(data, row)
-        return [Entry(section.id(at), entry.timestamp, entry.payload) for at, entry in enumerate(stored)]
+        return await self._sections.following(channel, behind)
 
     async def _more(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> None:
         """Wait until there may be more behind an id."""
@@ -360,16 +369,7 @@ class ObjectWal(GroupWal):
         if isinstance(found, EphemeralChannel):
             with self._ephemeral_lock:
                 return found.at(timestamp)
-        return await self._at(found, timestamp)
-
-    async def _at(self, channel: StoredChannel, timestamp: int) -> bytes | None:
-        for section, at in list(channel.behind(channel.removed_to)):
-            if section.row.max_timestamp >= timestamp:
-                entries = await self._entries(section)
-                found = next((entry.id for entry in entries[at:] if entry.timestamp >= timestamp), None)
-                if found is not None:
-                    return found
-        return None
+        return await self._sections.first_since(found, timestamp)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.adapters.objects.processes import Processes
 from tidewal.adapters.objects.bucket_store import BucketStore
 
 CREDENTIALS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
@@ -59,3 +60,9 @@ def bucket_url(object_server: str) -> str:
 def bucket(object_server: str, bucket_url: str) -> BucketStore:
     """The store over a new bucket."""
     return BucketStore(bucket_url, {"endpoint": object_server, **CREDENTIALS})
+
+
+@pytest.fixture
+def processes() -> Processes:
+    """Processes over one simulated store."""
+    return Processes()

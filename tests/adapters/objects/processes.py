@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from tests.adapters.objects.simulated_store import Objects, SimulatedStore, StoreRates
+from tidewal.adapters.objects.group_positions import LoopTime
+from tidewal.adapters.objects.pace import PACE, MaintenancePace
 from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.wal import ObjectWal
 from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
+from tidewal.runtime.testing.clock import run_virtual
 
 LEASE_S = 15.0
+QUICK = MaintenancePace(turn_s=1, checkpoint_blocks=20, grace_s=60)  # for logs of some entries
 SETTINGS = ObjectsSettings(linger_ms=5, lease_s=LEASE_S)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """The test as a function that runs it in virtual time, and closes its processes."""
+
+    def run(processes: Processes, **arguments: Any) -> None:
+        async def main() -> None:
+            await test(processes, **arguments)
+            await processes.close()
+
+        run_virtual(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 class Process:
@@ -24,15 +43,17 @@ class Process:
 class Processes:
     """Opens the same log again and again."""
 
-    def __init__(self, rates: StoreRates | None = None, settings: ObjectsSettings = SETTINGS) -> None:
+    def __init__(
+        self, rates: StoreRates | None = None, settings: ObjectsSettings = SETTINGS, pace: MaintenancePace = PACE
+    ) -> None:
         self.objects = Objects()
         self.opened: list[Process] = []
-        self._rates, self._settings = rates, settings
+        self._rates, self._settings, self._pace = rates, settings, pace
 
     async def open(self, seed: int = 0) -> Process:
         """Another process that has the log open."""
         store = SimulatedStore(self.objects, seed, self._rates)
-        process = Process(ObjectWal("simulated://", store, self._settings), store)
+        process = Process(ObjectWal("simulated://", store, self._settings, clock=LoopTime(), pace=self._pace), store)
         await process.wal.open()
         self.opened.append(process)
         return process

@@ -11,6 +11,8 @@ from enum import Enum
 
 from tidewal.runtime.errors import Unavailable
 
+STORE_EPOCH_MS = 1_900_000_000_000  # when the store's clock began: no other clock of the tests is near it
+
 
 class CreateFault(Enum):
     """What happens to one request that creates an object."""
@@ -42,7 +44,21 @@ class Objects:
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
+        self.modified_ms: dict[str, int] = {}
         self.requests: dict[str, int] = defaultdict(int)
+
+    def create(self, key: str, body: bytes) -> bool:
+        created = self.bodies.setdefault(key, body) is body
+        if created:
+            self._touch(key)
+        return created
+
+    def put(self, key: str, body: bytes) -> None:
+        self.bodies[key] = body
+        self._touch(key)
+
+    def _touch(self, key: str) -> None:
+        self.modified_ms[key] = STORE_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
 
 
 class SimulatedStore:
@@ -73,9 +89,9 @@ class SimulatedStore:
             return False
         if fault is CreateFault.LATE:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._random.uniform(0, self.rates.late_s), self.objects.bodies.setdefault, key, body)
+            loop.call_later(self._random.uniform(0, self.rates.late_s), self.objects.create, key, body)
             raise Unavailable(f"{key}: timed out", outcome_unknown=True)
-        created = self.objects.bodies.setdefault(key, body) is body
+        created = self.objects.create(key, body)
         await self._answer()
         if fault is CreateFault.CUT:
             raise Unavailable(f"{key}: connection reset", outcome_unknown=True)
@@ -91,11 +107,17 @@ class SimulatedStore:
             return None
         return body[start:end]
 
+    async def modified(self, key: str) -> int | None:
+        await self._request("head")
+        if self.down:
+            raise Unavailable(f"{key}: 503")
+        return self.objects.modified_ms.get(key)
+
     async def put(self, key: str, body: bytes) -> None:
         await self._request("put")
         if self.down:
             raise Unavailable(f"{key}: 503")
-        self.objects.bodies[key] = body
+        self.objects.put(key, body)
 
     async def delete(self, key: str) -> None:
         await self._request("delete")

@@ -1,0 +1,126 @@
+"""A checkpoint, as bytes: the whole state of the log at one place (docs/object-log-format.md)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, cast
+
+import msgpack
+from xxhash import xxh3_64_intdigest
+
+from ...runtime.errors import CorruptLog, FormatTooNew
+from ...runtime.groups.progress import GroupProgress
+from ...runtime.log.policy_codec import decode_policy, encode_policy
+from .block import SectionRow
+from .log_state import LogState
+from .stored_channel import Piece, StoredChannel, StoredSection
+
+MAGIC: Final = b"TWOC"
+VERSION: Final = 1
+
+_HEADER = struct.Struct("<4sHxx16s16sQQQ")
+_HASH = struct.Struct("<Q")
+_SECTION = struct.Struct("<IIQQIIQQQIIQ")  # number of the key, further pieces, epoch, stored_ms; the row of a table
+_PIECE = struct.Struct("<QQ")
+
+HEADER_BYTES: Final = _HEADER.size + _HASH.size
+
+
+def encode_checkpoint(log: bytes, writer: bytes, state: LogState) -> bytes:
+    """The checkpoint of this state. Its first `HEADER_BYTES` tell it from every other one."""
+    keys: dict[str, int] = {}
+    channels = [_wire_channel(channel, keys) for channel in state.channels()]
+    wire = {"highest": state.highest, "ends": state.ends, "keys": list(keys), "channels": channels}
+    body = cast("bytes", msgpack.packb(wire))
+    head = _HEADER.pack(MAGIC, VERSION, log, writer, state.epoch, state.number, state.seq)
+    return b"".join((head, _HASH.pack(xxh3_64_intdigest(head + body)), body))
+
+
+def decode_checkpoint(data: bytes, key: str, log: bytes) -> LogState:
+    """The state that a checkpoint of the log holds. Raises `CorruptLog` and `FormatTooNew`."""
+    epoch, number, seq = _decode_header(data, key, log)
+    try:
+        wire = cast("dict[str, Any]", msgpack.unpackb(data[HEADER_BYTES:], strict_map_key=False))
+        state = LogState()
+        state.epoch, state.number, state.seq = epoch, number, seq
+        state.highest, state.ends = wire["highest"], wire["ends"]
+        for channel in wire["channels"]:
+            state.put(_channel_of(channel, wire["keys"]))
+    except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
+        raise CorruptLog(f"{key} is malformed", path=key, offset=HEADER_BYTES) from error
+    return state
+
+
+def place_of(data: bytes, key: str, log: bytes) -> tuple[int, int]:
+    """The place, epoch and number of a block, of the checkpoint with this header. Raises as `decode_checkpoint`."""
+    epoch, number, _ = _unpack_header(data, key, log)
+    return epoch, number
+
+
+def _decode_header(data: bytes, key: str, log: bytes) -> tuple[int, int, int]:
+    header = _unpack_header(data, key, log)
+    (checksum,) = _HASH.unpack_from(data, _HEADER.size)
+    if xxh3_64_intdigest(data[: _HEADER.size] + data[HEADER_BYTES:]) != checksum:
+        raise CorruptLog(f"{key} is not what was written there", path=key, offset=0)
+    return header
+
+
+def _unpack_header(data: bytes, key: str, log: bytes) -> tuple[int, int, int]:
+    if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
+        raise CorruptLog(f"{key} is no checkpoint", path=key, offset=0)
+    _, version, of_log, _, epoch, number, seq = _HEADER.unpack_from(data)
+    if version > VERSION:
+        raise FormatTooNew(
+            f"{key} was written by a newer Tidewal, in version {version} of the format: upgrade this one",
+            found=version,
+            supported=VERSION,
+        )
+    if of_log != log:
+        raise CorruptLog(f"{key} is a checkpoint of another log", path=key, offset=8)
+    return epoch, number, seq
+
+
+def _wire_channel(channel: StoredChannel, keys: dict[str, int]) -> list[object]:
+    return [
+        channel.number,
+        channel.name,
+        encode_policy(channel.policy),
+        channel.removed_to,
+        channel.latest,
+        channel.holds,
+        {group: [each.acked_to, sorted(each.acked), each.metadata] for group, each in channel.groups.items()},
+        encode_sections(channel.sections, keys),
+    ]
+
+
+def _channel_of(wire: list[Any], keys: list[str]) -> StoredChannel:
+    number, name, policy, removed_to, latest, holds, groups, sections = wire
+    progress = {group: GroupProgress(upto, set(acked), metadata) for group, (upto, acked, metadata) in groups.items()}
+    found = decode_sections(sections, keys)
+    return StoredChannel(number, name, decode_policy(policy), removed_to, latest, found, holds, progress)
+
+
+def encode_sections(sections: Iterable[StoredSection], keys: dict[str, int]) -> list[bytes]:
+    """Sections as they are stored: a record of each, and the pieces behind their first ones. `keys` numbers the keys of
+    their objects."""
+    records: list[bytes] = []
+    pieces: list[int] = []
+    for key, epoch, stored_ms, row, (_, *further) in sections:
+        records.append(_SECTION.pack(keys.setdefault(key, len(keys)), len(further), epoch, stored_ms, *row))
+        for piece in further:
+            pieces += piece
+    return [b"".join(records), struct.pack(f"<{len(pieces)}Q", *pieces)]
+
+
+def decode_sections(wire: list[bytes], keys: Sequence[str]) -> list[StoredSection]:
+    """The sections of their stored form. Raises `ValueError`, `IndexError` and `struct.error` for a malformed one."""
+    records, packed = wire
+    pieces = map(Piece._make, _PIECE.iter_unpack(packed))
+    sections: list[StoredSection] = []
+    for key, further, epoch, stored_ms, *row_values in _SECTION.iter_unpack(records):
+        row = SectionRow._make(row_values)
+        all_pieces = (Piece(0, row.first_seq), *islice(pieces, further))
+        sections.append(StoredSection(keys[cast("int", key)], epoch, stored_ms, row, all_pieces))
+    return sections
