@@ -69,12 +69,6 @@ class BucketStore:
             raise unavailable(key, error) from error
         return int(found["last_modified"].timestamp() * 1000)
 
-    async def put(self, key: str, body: bytes) -> None:
-        try:
-            await self._store.put_async(key, body, use_multipart=False)
-        except BaseError as error:
-            raise unavailable(key, error) from error
-
     async def delete(self, key: str) -> None:
         try:
             await self._store.delete_async(key)

@@ -14,6 +14,7 @@ from ...runtime.errors import CorruptLog, FormatTooNew
 from ...runtime.groups.progress import GroupProgress
 from ...runtime.log.policy_codec import decode_policy, encode_policy
 from .block import SectionRow
+from .garbage import Garbage
 from .log_state import LogState
 from .stored_channel import Piece, StoredChannel, StoredSection
 
@@ -32,7 +33,13 @@ def encode_checkpoint(log: bytes, writer: bytes, state: LogState) -> bytes:
     """The checkpoint of this state. Its first `HEADER_BYTES` tell it from every other one."""
     keys: dict[str, int] = {}
     channels = [_wire_channel(channel, keys) for channel in state.channels()]
-    wire = {"highest": state.highest, "ends": state.ends, "keys": list(keys), "channels": channels}
+    wire = {
+        "highest": state.highest,
+        "ends": state.ends,
+        "garbage": [state.garbage.deleted_to, state.garbage.blocks, state.garbage.objects],
+        "keys": list(keys),
+        "channels": channels,
+    }
     body = cast("bytes", msgpack.packb(wire))
     head = _HEADER.pack(MAGIC, VERSION, log, writer, state.epoch, state.number, state.seq)
     return b"".join((head, _HASH.pack(xxh3_64_intdigest(head + body)), body))
@@ -40,12 +47,15 @@ def encode_checkpoint(log: bytes, writer: bytes, state: LogState) -> bytes:
 
 def decode_checkpoint(data: bytes, key: str, log: bytes) -> LogState:
     """The state that a checkpoint of the log holds. Raises `CorruptLog` and `FormatTooNew`."""
-    epoch, number, seq = _decode_header(data, key, log)
+    at = _decode_header(data, key, log)
     try:
         wire = cast("dict[str, Any]", msgpack.unpackb(data[HEADER_BYTES:], strict_map_key=False))
         state = LogState()
-        state.epoch, state.number, state.seq = epoch, number, seq
+        state.epoch, state.number, state.seq = at
         state.highest, state.ends = wire["highest"], wire["ends"]
+        (deleted_epoch, deleted_number), blocks, objects = wire["garbage"]
+        noted = [(since_ms, (epoch, number)) for since_ms, (epoch, number) in blocks]
+        state.garbage = Garbage((deleted_epoch, deleted_number), noted, objects)
         for channel in wire["channels"]:
             state.put(_channel_of(channel, wire["keys"]))
     except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:

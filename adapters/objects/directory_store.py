@@ -21,7 +21,7 @@ class DirectoryStore:
     fails where one is there, and its folder is synced. The file system must have hard links.
 
     After a sync that failed nothing is known of what the kernel still has to write, so nothing more is written until
-    the store is opened anew: `create` and `put` raise `JournalFailed`."""
+    the store is opened anew: `create` raises `JournalFailed`."""
 
     def __init__(self, directory: str) -> None:
         """`directory` need not exist: the first object makes it."""
@@ -37,9 +37,6 @@ class DirectoryStore:
 
     async def modified(self, key: str) -> int | None:
         return await self._call(key, self._modified, key)
-
-    async def put(self, key: str, body: bytes) -> None:
-        await self._call(key, self._put, key, body)
 
     async def delete(self, key: str) -> None:
         await self._call(key, self._delete, key)
@@ -83,12 +80,6 @@ class DirectoryStore:
             return (self._directory / key).stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
             return None
-
-    def _put(self, key: str, body: bytes) -> None:
-        path = self._directory / key
-        self._make_folder(path.parent)
-        self._write(body).replace(path)
-        self._sync(path.parent)
 
     def _delete(self, key: str) -> None:
         (self._directory / key).unlink(missing_ok=True)

@@ -30,6 +30,12 @@ def block_key(epoch: int, number: int) -> str:
     return f"l0/{epoch:016x}/{number:016x}"
 
 
+def place_of_block(key: str) -> tuple[int, int]:
+    """The epoch and the number of the block with this key."""
+    _, epoch, number = key.split("/")
+    return int(epoch, 16), int(number, 16)
+
+
 def pauses() -> Iterator[float]:
     """How long to wait between attempts, in seconds, without end."""
     pause_s = FIRST_PAUSE_S
@@ -83,6 +89,16 @@ class LogObjects:
         """Claim the epoch. False where another process has it."""
         body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "writer": self.writer}))
         return await self.create(claim_key(epoch), body, len(body)) is None
+
+    async def claimed_ms(self, epoch: int) -> int:
+        """When the epoch was claimed, by the store's clock; it was, so this goes on until the store answers."""
+        for pause_s in pauses():
+            with suppress(Unavailable):
+                modified = await self.store.modified(claim_key(epoch))
+                if modified is not None:
+                    return modified
+            await asyncio.sleep(pause_s)
+        raise AssertionError("attempts do not end")
 
     # ---- blocks ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from .control import (
     Truncated,
     decode_control,
 )
+from .garbage import Garbage
 from .log_objects import block_key
 from .stored_channel import Piece, StoredChannel, StoredSection, encode_id
 
@@ -22,8 +23,8 @@ from .stored_channel import Piece, StoredChannel, StoredSection, encode_id
 class LogState:
     """The channels of a log, by name and number, and where its next block comes: `number` in `epoch`, with entries from
     `seq` on. An epoch ends with the first fence or cap before which no block of it is missing: its number is in `ends`.
-    A checkpoint holds all that, and the state of a process may be set to it. `blocks` and `bytes` were applied since
-    the newest checkpoint that the process has read or made."""
+    A checkpoint holds all that, and the owner's list of `garbage`. `blocks` and `bytes` were applied since the newest
+    checkpoint that the process has read or made."""
 
     def __init__(self) -> None:
         self.names: dict[str, StoredChannel] = {}
@@ -32,6 +33,7 @@ class LogState:
         self.seq: int = 1
         self.ends: dict[int, int] = {}
         self.highest: int = CONTROL  # the number of the channel that was created last
+        self.garbage: Garbage = Garbage()
         self.blocks: int = 0
         self.bytes: int = 0
         self._numbers: dict[int, StoredChannel] = {}
@@ -52,7 +54,8 @@ class LogState:
     def become(self, later: LogState) -> None:
         """Be a later state at once. A channel that stays is the same object, since readers have it."""
         self.epoch, self.number, self.seq = later.epoch, later.number, later.seq
-        self.ends, self.highest, self.blocks, self.bytes = later.ends, later.highest, later.blocks, later.bytes
+        self.ends, self.highest, self.garbage = later.ends, later.highest, later.garbage
+        self.blocks, self.bytes = later.blocks, later.bytes
         earlier, self._numbers, self.names = self._numbers, {}, {}
         for channel in later.channels():
             known = earlier.pop(channel.number, channel)

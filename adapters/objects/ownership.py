@@ -63,9 +63,9 @@ class Ownership:
         epoch = await self._unclaimed()
         if self._state.number or epoch > self._state.epoch:
             await self._watch(epoch)
-        await self._time.read()
         if not await self._objects.claim(epoch):
             raise self._owned("has just claimed it")
+        self._time.set(await self._objects.claimed_ms(epoch))
         await self._end_lower_epochs(epoch)
         self._committer.start()
         self._acquired()

@@ -29,10 +29,6 @@ class ObjectStore(Protocol):
         """When the object was put, in ms since 1970 by the store's clock; None where there is none."""
         ...
 
-    async def put(self, key: str, body: bytes) -> None:
-        """Create or replace the object."""
-        ...
-
     async def delete(self, key: str) -> None:
         """Delete the object. A missing one is fine."""
         ...

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from ...runtime.clock import Clock
-from .checkpoints import HINT, Checkpoints
-from .log_objects import LogObjects
 
 
 class StoreClock:
-    """The store's clock, as far as this process knows it."""
+    """The store's clock, as far as this process knows it: an owner learns it from its claim, and goes on by its own."""
 
-    def __init__(self, objects: LogObjects, checkpoints: Checkpoints, clock: Clock) -> None:
-        self._objects, self._checkpoints, self._clock = objects, checkpoints, clock
-        self._ahead_ms = 0  # of `clock`'s monotonic time
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_ms = 0  # of the clock's monotonic time
 
-    async def read(self) -> None:
-        """Learn the time, from an object that is put for it. Raises `Unavailable`."""
-        await self._checkpoints.put_hint()
-        modified = await self._objects.store.modified(HINT)
-        if modified is not None:
-            self._ahead_ms = modified - self._monotonic_ms()
+    def set(self, now_ms: int) -> None:
+        """It is so late, in ms since 1970."""
+        self._ahead_ms = now_ms - self._monotonic_ms()
 
     def now_ms(self) -> int:
-        """The present time, once it was read, in ms since 1970."""
+        """The present time, in ms since 1970, once it was set."""
         return self._ahead_ms + self._monotonic_ms()
 
     def _monotonic_ms(self) -> int:

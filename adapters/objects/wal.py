@@ -37,6 +37,7 @@ from .checkpoints import Checkpoints
 from .committer import Committer
 from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
 from .ephemeral import EphemeralChannel, EphemeralIds
+from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
 from .log_objects import LogObjects
 from .log_state import LogState
@@ -85,7 +86,7 @@ class ObjectWal(GroupWal):
         self._cache = BlockCache(settings.cache_bytes)
         clock = clock or SystemClock()
         self._checkpoints = Checkpoints(self._objects, self._state)
-        self._time = StoreClock(self._objects, self._checkpoints, clock)
+        self._time = StoreClock(clock)
         self._tail = LogTail(
             self._objects,
             self._state,
@@ -99,7 +100,10 @@ class ObjectWal(GroupWal):
         self._committer = Committer(
             self._objects, self._state, settings, self._time, self._on_durable, self._own_for_queue, self._on_lost
         )
-        self._maintenance = Maintenance(self._state, self._checkpoints, pace, self._owns)
+        collector = GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s)
+        self._maintenance = Maintenance(
+            self._state, self._checkpoints, collector, self._time, pace, self._owns, self._commit
+        )
         self._ownership = Ownership(
             self._objects, self._state, self._tail, self._committer, self._time, settings, self._on_owned
         )
@@ -254,8 +258,12 @@ class ObjectWal(GroupWal):
     async def _change(self, control: Control) -> None:
         """Store a control entry, as the owner of the log."""
         await self._ownership.acquire()
+        await self._commit([control])
+
+    async def _commit(self, controls: Sequence[Control]) -> None:
+        """Store control entries, in one block."""
         future, done = self._notifiers.promise()
-        self._submit((), (control,), done)
+        self._submit((), controls, done)
         await future
 
     # ---- owning ------------------------------------------------------------------------------------------------------

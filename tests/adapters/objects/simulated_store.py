@@ -53,10 +53,6 @@ class Objects:
             self._touch(key)
         return created
 
-    def put(self, key: str, body: bytes) -> None:
-        self.bodies[key] = body
-        self._touch(key)
-
     def _touch(self, key: str) -> None:
         self.modified_ms[key] = STORE_EPOCH_MS + int(asyncio.get_running_loop().time() * 1000)
 
@@ -113,18 +109,16 @@ class SimulatedStore:
             raise Unavailable(f"{key}: 503")
         return self.objects.modified_ms.get(key)
 
-    async def put(self, key: str, body: bytes) -> None:
-        await self._request("put")
-        if self.down:
-            raise Unavailable(f"{key}: 503")
-        self.objects.put(key, body)
-
     async def delete(self, key: str) -> None:
         await self._request("delete")
+        if self.down:
+            raise Unavailable(f"{key}: 503")
         self.objects.bodies.pop(key, None)
 
     async def list(self, prefix: str) -> AsyncIterator[str]:
         await self._request("list")
+        if self.down:
+            raise Unavailable(f"{prefix}: 503")
         for key in [each for each in self.objects.bodies if each.startswith(prefix)]:
             yield key
 

@@ -9,7 +9,7 @@ import pytest
 from tests.adapters.objects.processes import QUICK, Process, Processes, entries_of, virtual
 from tidewal.adapters.objects.block import SectionRow
 from tidewal.adapters.objects.checkpoint import HEADER_BYTES, decode_checkpoint, encode_checkpoint
-from tidewal.adapters.objects.checkpoints import HINT, checkpoint_key
+from tidewal.adapters.objects.checkpoints import checkpoint_key
 from tidewal.adapters.objects.log_state import LogState
 from tidewal.adapters.objects.stored_channel import Piece, StoredChannel, StoredSection, encode_id
 from tidewal.runtime.errors import CorruptLog, FormatTooNew
@@ -48,24 +48,20 @@ async def test_opening_reads_the_newest_checkpoint_and_what_is_behind_it(process
 
 
 @virtual
-async def test_a_hint_that_is_wrong_costs_requests_and_no_entry(processes: Processes) -> None:
-    """Schedule 12: the hint is absent, torn, stale (also of a checkpoint that is deleted), or ahead."""
+async def test_an_old_checkpoint_that_arrives_late_is_only_an_old_one(processes: Processes) -> None:
+    """Schedule 12: what there is of checkpoints need not be without gaps."""
     owner, written = await owner_with_checkpoints(processes, 5)
     processes.kill(owner)
-    for number in (1, 2):
-        del processes.objects.bodies[checkpoint_key(number)]
-    for hint in (None, b"", b"no number", b"%016x" % 2, b"%016x" % 3, b"%016x" % 99):
-        processes.objects.bodies.pop(HINT, None)
-        if hint is not None:
-            processes.objects.bodies[HINT] = hint
-        reader = await processes.open()
-        assert reader.wal._checkpoints.newest == 5
-        assert await entries_of(reader.wal, "a", len(written)) == written
+    bodies = processes.objects.bodies
+    for number in (2, 3, 4):
+        del bodies[checkpoint_key(number)]
+    reader = await processes.open()
+    assert reader.wal._checkpoints.newest == 5
+    assert await entries_of(reader.wal, "a", len(written)) == written
 
 
 @virtual
-async def test_an_owner_that_dies_between_checkpoint_and_hint_leaves_a_good_log(processes: Processes) -> None:
-    """Schedule 12, and an owner that slept makes no checkpoint behind a later one."""
+async def test_an_owner_that_slept_makes_no_checkpoint_behind_a_later_one(processes: Processes) -> None:
     owner, written = await owner_with_checkpoints(processes, 2)
     number = owner.wal._checkpoints.newest + 1
     owner.store.stop()
@@ -101,7 +97,7 @@ async def test_opening_a_log_of_100_gib_costs_a_bounded_number_of_requests(proce
     processes.kill(owner)
     before = sum(processes.objects.requests.values())
     reader = await processes.open()
-    assert sum(processes.objects.requests.values()) - before <= 8
+    assert sum(processes.objects.requests.values()) - before <= 8  # format, list, checkpoint, blocks that are not there
     assert len(reader.wal._state.names["c3"].sections) == 10_240
 
 

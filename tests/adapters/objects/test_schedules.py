@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.objects.processes import LEASE_S, Process, Processes, appended, entries_of, virtual
+from tests.adapters.objects.processes import LEASE_S, QUICK, Process, Processes, appended, entries_of, virtual
 from tests.adapters.objects.simulated_store import CreateFault, StoreRates
 from tidewal.adapters.objects.block import BlockKind, decode_block
 from tidewal.adapters.objects.log_objects import block_key, claim_key
+from tidewal.adapters.objects.pace import PACE, MaintenancePace
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 from tidewal.runtime.testing.clock import elapse, run_virtual
@@ -330,12 +331,13 @@ async def test_opening_and_reading_write_nothing(processes: Processes) -> None:
     assert [bytes(entry.payload) for entry in await waiting] == [b"y"]
 
 
+@pytest.mark.parametrize("pace", [PACE, QUICK])
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_the_store_does_every_append_is_there_as_it_was_answered(seed: int) -> None:
+def test_whatever_the_store_does_every_append_is_there_as_it_was_answered(seed: int, pace: MaintenancePace) -> None:
     """Owners that are killed over a store with every fault: what is acknowledged is there, in order, once; what was
     refused for certain is not there."""
     rates = StoreRates(refused=0.05, cut=0.05, late=0.05, conflict=0.05, doubled=0.05, hidden=0.05)
-    processes = Processes(rates)
+    processes = Processes(rates, pace=pace)
 
     async def main() -> None:
         acknowledged: list[bytes] = []
@@ -356,6 +358,8 @@ def test_whatever_the_store_does_every_append_is_there_as_it_was_answered(seed: 
                     refused.add(name)
                 elif not task.done():
                     task.cancel()
+            if generation % 2:
+                await elapse(2 * QUICK.grace_s)
             processes.kill(owner)
         reader = await processes.open(99)
         reader.store.rates = StoreRates()

@@ -45,16 +45,24 @@ async def test_of_many_that_create_one_key_one_succeeds_with_its_body(store: Obj
         assert await store.get(key) == bodies[created.index(True)]
 
 
-async def test_objects_are_replaced_deleted_and_listed(store: ObjectStore) -> None:
-    await store.put("hint", b"1")
-    await store.put("hint", b"2")
+async def test_objects_are_deleted_and_listed(store: ObjectStore) -> None:
     await store.create("a/1", b"")
     await store.create("a/2/3", b"")
-    assert (await store.get("hint"), await store.get("a/1")) == (b"2", b"")
+    assert await store.get("a/1") == b""
     assert sorted([key async for key in store.list("a/")]) == ["a/1", "a/2/3"]
     await store.delete("a/1")
     await store.delete("a/1")
     assert [key async for key in store.list("a/")] == ["a/2/3"]
+
+
+async def test_objects_have_the_time_of_their_creation_by_one_clock(store: ObjectStore) -> None:
+    assert await store.modified("a") is None
+    for key in ("a", "b"):
+        await store.create(key, b"")
+    first, second = await store.modified("a"), await store.modified("b")
+    assert first is not None
+    assert second is not None
+    assert 0 <= second - first <= 60_000
 
 
 async def test_a_directory_syncs_file_and_folder_before_it_says_that_it_created(
