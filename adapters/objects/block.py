@@ -37,6 +37,7 @@ class BlockKind(IntEnum):
     DATA = 1  # entries; without any it says only that its owner lives
     CAP = 2  # ends the epoch if its owner gets there
     FENCE = 3  # ends the epoch
+    RUN = 4  # is no block of the log, but has the entries of many in its place
 
 
 class StoredEntry(NamedTuple):
@@ -78,6 +79,13 @@ class SectionRow(NamedTuple):
     checksum: int
 
 
+class Section(NamedTuple):
+    """The entries of one channel, as they lie in a block, and the row that describes them."""
+
+    row: SectionRow
+    data: bytes | memoryview
+
+
 class Block(NamedTuple):
     """A block, whole: its parts and its bytes."""
 
@@ -98,19 +106,47 @@ class Block(NamedTuple):
 def encode_block(header: BlockHeader, entries: Mapping[int, Sequence[StoredEntry]]) -> Block:
     """The block with these entries, by channel, which get numbers from `header.first_seq` on, section by section. The
     header's `count` is set."""
-    sections = {channel: _encode_section(of_channel) for channel, of_channel in entries.items() if of_channel}
-    offset, seq = HEADER_BYTES + _ROW.size * len(sections), header.first_seq
+    seq = header.first_seq
+    sections: list[Section] = []
+    for channel, of_channel in entries.items():
+        if of_channel:
+            data, stamps = _encode_section(of_channel), [entry.timestamp for entry in of_channel]
+            checksum = xxh3_64_intdigest(data)
+            row = SectionRow(channel, len(stamps), seq, min(stamps), max(stamps), 0, len(data), checksum)
+            sections.append(Section(row, data))
+            seq += len(stamps)
+    return join_block(replace(header, count=seq - header.first_seq), sections)
+
+
+def join_block(header: BlockHeader, sections: Sequence[Section]) -> Block:
+    """The block with these sections. Their offsets are set."""
+    offset = HEADER_BYTES + _ROW.size * len(sections)
     table: list[SectionRow] = []
-    for channel, section in sections.items():
-        stamps = [entry.timestamp for entry in entries[channel]]
-        checksum = xxh3_64_intdigest(section)
-        row = SectionRow(channel, len(stamps), seq, min(stamps), max(stamps), offset, len(section), checksum)
-        table.append(row)
-        offset, seq = offset + len(section), seq + len(stamps)
-    header = replace(header, count=seq - header.first_seq)
+    for row, _ in sections:
+        table.append(row._replace(offset=offset))
+        offset += row.length
     head, rows = _encode_header(header, len(table)), b"".join(_ROW.pack(*row) for row in table)
     checked = _HASH.pack(xxh3_64_intdigest(head + rows))
-    return Block(header, tuple(table), b"".join((head, checked, rows, *sections.values())))
+    return Block(header, tuple(table), b"".join((head, checked, rows, *(data for _, data in sections))))
+
+
+def join_sections(sections: Sequence[Section]) -> Section:
+    """The section with the entries of several of one channel, in order."""
+    rows = [row for row, _ in sections]
+    parts: list[list[memoryview]] = [[], [], []]
+    for row, data in sections:
+        view, lengths, payloads = memoryview(data), 8 * row.entries, _INDEX_BYTES * row.entries
+        for part, of_section in zip(parts, (view[:lengths], view[lengths:payloads], view[payloads:]), strict=True):
+            part.append(of_section)
+    joined = b"".join(each for part in parts for each in part)
+    row = rows[0]._replace(
+        entries=sum(row.entries for row in rows),
+        min_timestamp=min(row.min_timestamp for row in rows),
+        max_timestamp=max(row.max_timestamp for row in rows),
+        length=len(joined),
+        checksum=xxh3_64_intdigest(joined),
+    )
+    return Section(row, joined)
 
 
 def _encode_header(header: BlockHeader, rows: int) -> bytes:

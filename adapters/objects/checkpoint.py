@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Final, cast
 
 import msgpack
@@ -13,18 +11,16 @@ from xxhash import xxh3_64_intdigest
 from ...runtime.errors import CorruptLog, FormatTooNew
 from ...runtime.groups.progress import GroupProgress
 from ...runtime.log.policy_codec import decode_policy, encode_policy
-from .block import SectionRow
 from .garbage import Garbage
 from .log_state import LogState
-from .stored_channel import Piece, StoredChannel, StoredSection
+from .section_codec import decode_sections, encode_sections
+from .stored_channel import StoredChannel
 
 MAGIC: Final = b"TWOC"
 VERSION: Final = 1
 
 _HEADER = struct.Struct("<4sHxx16s16sQQQ")
 _HASH = struct.Struct("<Q")
-_SECTION = struct.Struct("<IIQQIIQQQIIQ")  # number of the key, further pieces, epoch, stored_ms; the row of a table
-_PIECE = struct.Struct("<QQ")
 
 HEADER_BYTES: Final = _HEADER.size + _HASH.size
 
@@ -110,27 +106,3 @@ def _channel_of(wire: list[Any], keys: list[str]) -> StoredChannel:
     progress = {group: GroupProgress(upto, set(acked), metadata) for group, (upto, acked, metadata) in groups.items()}
     found = decode_sections(sections, keys)
     return StoredChannel(number, name, decode_policy(policy), removed_to, latest, found, holds, progress)
-
-
-def encode_sections(sections: Iterable[StoredSection], keys: dict[str, int]) -> list[bytes]:
-    """Sections as they are stored: a record of each, and the pieces behind their first ones. `keys` numbers the keys of
-    their objects."""
-    records: list[bytes] = []
-    pieces: list[int] = []
-    for key, epoch, stored_ms, row, (_, *further) in sections:
-        records.append(_SECTION.pack(keys.setdefault(key, len(keys)), len(further), epoch, stored_ms, *row))
-        for piece in further:
-            pieces += piece
-    return [b"".join(records), struct.pack(f"<{len(pieces)}Q", *pieces)]
-
-
-def decode_sections(wire: list[bytes], keys: Sequence[str]) -> list[StoredSection]:
-    """The sections of their stored form. Raises `ValueError`, `IndexError` and `struct.error` for a malformed one."""
-    records, packed = wire
-    pieces = map(Piece._make, _PIECE.iter_unpack(packed))
-    sections: list[StoredSection] = []
-    for key, further, epoch, stored_ms, *row_values in _SECTION.iter_unpack(records):
-        row = SectionRow._make(row_values)
-        all_pieces = (Piece(0, row.first_seq), *islice(pieces, further))
-        sections.append(StoredSection(keys[cast("int", key)], epoch, stored_ms, row, all_pieces))
-    return sections

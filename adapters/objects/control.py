@@ -9,6 +9,9 @@ import msgpack
 
 from ...runtime.log.policy_codec import decode_policy, encode_policy
 from ...runtime.log.wal import ChannelPolicy
+from .log_objects import run_key
+from .section_codec import decode_sections, encode_sections
+from .stored_channel import StoredSection
 
 
 class ChannelCreated(NamedTuple):
@@ -56,7 +59,15 @@ class GroupForgotten(NamedTuple):
     group: str
 
 
-Control: TypeAlias = ChannelCreated | ChannelDropped | Truncated | HoldMoved | GroupMoved | GroupForgotten
+class Compacted(NamedTuple):
+    """A run of the epoch has these sections, in the place of those that had their entries."""
+
+    epoch: int
+    number: int
+    sections: Sequence[StoredSection]
+
+
+Control: TypeAlias = ChannelCreated | ChannelDropped | Truncated | HoldMoved | GroupMoved | GroupForgotten | Compacted
 
 _KINDS: dict[str, type[Control]] = {
     "create": ChannelCreated,
@@ -65,6 +76,7 @@ _KINDS: dict[str, type[Control]] = {
     "hold": HoldMoved,
     "group": GroupMoved,
     "forget": GroupForgotten,
+    "compact": Compacted,
 }
 _NAMES: dict[type[Control], str] = {kind: name for name, kind in _KINDS.items()}
 
@@ -74,11 +86,14 @@ def encode_control(control: Control) -> bytes:
     values: Sequence[object] = control
     if isinstance(control, ChannelCreated):
         values = (control.name, encode_policy(control.policy))
+    if isinstance(control, Compacted):
+        values = (control.epoch, control.number, encode_sections(control.sections, {}))
     return cast("bytes", msgpack.packb([_NAMES[type(control)], *values]))
 
 
 def decode_control(payload: bytes | memoryview) -> Control:
-    """The control entry of a payload. Raises `ValueError` and `TypeError` for a malformed one."""
+    """The control entry of a payload. Raises `ValueError`, `TypeError`, `IndexError` and `struct.error` for a
+    malformed one."""
     name, *values = cast("list[Any]", msgpack.unpackb(payload))
     if name == "create":
         channel, policy = values
@@ -86,6 +101,9 @@ def decode_control(payload: bytes | memoryview) -> Control:
     if name == "group":
         number, group, upto, ids, reset, metadata = values
         return GroupMoved(number, group, upto, tuple(ids), reset, metadata)
+    if name == "compact":
+        epoch, number, sections = values
+        return Compacted(epoch, number, decode_sections(sections, [run_key(epoch, number)]))
     if name not in _KINDS:
         raise ValueError(f"a control entry of the unknown kind {name!r}")
     return _KINDS[name](*values)

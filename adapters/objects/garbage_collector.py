@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .checkpoints import Checkpoints, checkpoint_key
-from .log_objects import LogObjects, block_key, place_of_block
+from .log_objects import LogObjects, block_key, place_of_block, run_key
 from .log_state import LogState
 from .store_clock import StoreClock
 
 BLOCKS: Final = "l0/"
+RUNS: Final = "run/"
 AT_ONCE: Final = 32  # objects that are deleted together
 
 
@@ -28,17 +29,24 @@ class GarbageCollector:
         self._objects, self._state, self._checkpoints, self._time = objects, state, checkpoints, time
         self._grace_ms = int(grace_s * 1000)
         self._noted_before = 1  # the number before which checkpoints are noted
+        self._runs: set[str] = set()  # those that had entries when it was last looked
 
     async def survey(self) -> None:
-        """Note what earlier owners have left behind without noting it."""
+        """Note what earlier owners have left behind without noting it. A run of this epoch may be about to be named."""
         older = [number for number in await self._checkpoints.listed() if number < self._checkpoints.newest]
         self._note(map(checkpoint_key, older))
         self._noted_before = self._checkpoints.newest
+        live, mine = self._live(), run_key(self._state.epoch, 0)
+        self._note([key async for key in self._objects.store.list(RUNS) if key < mine and key not in live])
+
+    def _live(self) -> set[str]:
+        """The keys of the objects that have entries."""
+        return {section.key for channel in self._state.channels() for section in channel.sections}
 
     def note(self) -> None:
-        """Note what is garbage from now on: the checkpoints before the newest, and of the blocks before that one those
-        up to the first with entries."""
-        live = {section.key for channel in self._state.channels() for section in channel.sections}
+        """Note what is garbage from now on: the checkpoints before the newest, of the blocks before that one those up
+        to the first with entries, and the runs that have none any more."""
+        live = self._live()
         first = min((key for key in live if key.startswith(BLOCKS)), default=None)
         needed = self._checkpoints.place
         if first is not None:
@@ -48,6 +56,8 @@ class GarbageCollector:
             garbage.blocks.append((self._time.now_ms(), needed))
         self._note(map(checkpoint_key, range(self._noted_before, newest)))
         self._noted_before = max(newest, 1)
+        self._note(self._runs - live)
+        self._runs = {key for key in live if key.startswith(RUNS)}
 
     def _note(self, keys: Iterable[str]) -> None:
         now_ms = self._time.now_ms()

@@ -30,6 +30,11 @@ def block_key(epoch: int, number: int) -> str:
     return f"l0/{epoch:016x}/{number:016x}"
 
 
+def run_key(epoch: int, number: int) -> str:
+    """Where a run lies."""
+    return f"run/{epoch:016x}/{number:016x}"
+
+
 def place_of_block(key: str) -> tuple[int, int]:
     """The epoch and the number of the block with this key."""
     _, epoch, number = key.split("/")
@@ -109,7 +114,8 @@ class LogObjects:
         if found is None:
             return None
         block = decode_block(found, key)
-        if (block.header.log, block.header.epoch, block.header.number) != (self.log, epoch, number):
+        header = block.header
+        if (header.log, header.epoch, header.number) != (self.log, epoch, number) or header.kind is BlockKind.RUN:
             raise CorruptLog(f"{key} is a block of another log, or of another place in it", path=key, offset=8)
         return block
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 from ...runtime.errors import CorruptLog
 from ...runtime.groups.progress import Change
 from .block import CONTROL, Block, BlockKind, SectionRow, decode_section
 from .control import (
     ChannelCreated,
     ChannelDropped,
+    Compacted,
     Control,
     GroupForgotten,
     GroupMoved,
@@ -42,6 +45,11 @@ class LogState:
     def place(self) -> tuple[int, int]:
         """The epoch and the number of the next block."""
         return self.epoch, self.number
+
+    def blocks_since(self, place: tuple[int, int]) -> int:
+        """How many blocks there are from a place on."""
+        epoch, number = place
+        return self.number - number + sum(self.ends[each] + 1 for each in range(epoch, self.epoch))
 
     def channels(self) -> list[StoredChannel]:
         """All channels, by number."""
@@ -91,7 +99,7 @@ class LogState:
         for at, entry in enumerate(decode_section(block.section(row), row)):
             try:
                 self._apply_control(encode_id(block.header.epoch, row.first_seq + at), decode_control(entry.payload))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, IndexError, struct.error) as error:
                 raise CorruptLog(f"{key} has a malformed control entry", path=key, offset=row.offset) from error
 
     def _apply_control(self, id: bytes, control: Control) -> None:
@@ -103,6 +111,11 @@ class LogState:
             case GroupForgotten(group):
                 for channel in self.names.values():
                     channel.groups.pop(group, None)
+            case Compacted(epoch, _, sections):
+                if epoch == self.epoch:  # else another owner may have taken the run for garbage
+                    for section in sections:
+                        if section.row.channel in self._numbers:
+                            self._numbers[section.row.channel].replace(section)
             case _:
                 channel = self._numbers.get(control.number)
                 if channel is not None:  # else it was dropped meanwhile

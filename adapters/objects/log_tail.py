@@ -32,6 +32,11 @@ class BlockCache:
         while self._bytes > self._limit_bytes:
             self._bytes -= len(self._blocks.popitem(last=False)[1].data)
 
+    def block(self, key: str) -> bytes | None:
+        """The bytes of a block, None where it is not in the cache."""
+        block = self._blocks.get(key)
+        return None if block is None else block.data
+
     def section(self, key: str, row: SectionRow) -> memoryview | None:
         """One section of a block, None where it is not in the cache."""
         block = self._blocks.get(key)

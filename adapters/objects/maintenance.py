@@ -1,4 +1,4 @@
-"""What the owner of the log does beside appending, now and then: retention, checkpoints, and collecting garbage."""
+"""What the owner of the log does beside appending, now and then: retention, runs, checkpoints, garbage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...runtime.errors import TidewalError
 from .checkpoints import Checkpoints
+from .compactor import Compactor
 from .control import Control, Truncated
 from .garbage_collector import GarbageCollector
 from .log_state import LogState
@@ -27,6 +28,7 @@ class Maintenance:
         self,
         state: LogState,
         checkpoints: Checkpoints,
+        compactor: Compactor,
         collector: GarbageCollector,
         time: StoreClock,
         pace: MaintenancePace,
@@ -34,7 +36,8 @@ class Maintenance:
         commit: Callable[[Sequence[Control]], Awaitable[None]],
     ) -> None:
         """`commit` stores control entries, all in one block."""
-        self._state, self._checkpoints, self._collector, self._time = state, checkpoints, collector, time
+        self._state, self._checkpoints, self._time = state, checkpoints, time
+        self._compactor, self._collector = compactor, collector
         self._pace, self._owns, self._commit = pace, owns, commit
         self._surveyed_to = 0  # the epoch in which it was looked for what earlier owners have left behind
 
@@ -52,6 +55,8 @@ class Maintenance:
         if self._surveyed_to < self._state.epoch and self._checkpoints.newest:
             await self._collector.survey()
             self._surveyed_to = self._state.epoch
+        while await self._compactor.compact():
+            pass
         self._collector.note()
         if self._checkpoint_due():
             await self._checkpoints.make()

@@ -132,6 +132,16 @@ class StoredChannel:
         self.sections.append(section)
         self.latest = section.last_id
 
+    def replace(self, section: StoredSection) -> None:
+        """Have this section in the place of those whose entries it has, as far as they are not removed. It is ignored
+        where it has not all entries of them: they are somewhere else by now."""
+        start = bisect_left(self.sections, section.first_id, key=lambda each: each.last_id)
+        stop = bisect_right(self.sections, section.last_id, key=lambda each: each.first_id)
+        if start < stop:
+            first, last = self.sections[start], self.sections[stop - 1]
+            if section.first_id <= first.first_id and last.last_id <= section.last_id:
+                self.sections[start:stop] = [section]
+
     def remove_before(self, id: bytes) -> None:
         """Remove the entries before `id`, as far as no hold keeps them."""
         keep = min([id, *self.holds.values()])

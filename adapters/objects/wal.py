@@ -35,6 +35,7 @@ from .backend import CAPABILITIES
 from .block import CONTROL, Block
 from .checkpoints import Checkpoints
 from .committer import Committer
+from .compactor import Compactor
 from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
 from .ephemeral import EphemeralChannel, EphemeralIds
 from .garbage_collector import GarbageCollector
@@ -100,9 +101,15 @@ class ObjectWal(GroupWal):
         self._committer = Committer(
             self._objects, self._state, settings, self._time, self._on_durable, self._own_for_queue, self._on_lost
         )
-        collector = GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s)
         self._maintenance = Maintenance(
-            self._state, self._checkpoints, collector, self._time, pace, self._owns, self._commit
+            self._state,
+            self._checkpoints,
+            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit),
+            GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s),
+            self._time,
+            pace,
+            self._owns,
+            self._commit,
         )
         self._ownership = Ownership(
             self._objects, self._state, self._tail, self._committer, self._time, settings, self._on_owned

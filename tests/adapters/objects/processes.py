@@ -15,7 +15,9 @@ from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
 from tidewal.runtime.testing.clock import run_virtual
 
 LEASE_S = 15.0
-QUICK = MaintenancePace(turn_s=1, checkpoint_blocks=20, grace_s=60)  # for logs of some entries
+QUICK = MaintenancePace(  # for logs of some entries
+    turn_s=1, checkpoint_blocks=20, run_blocks=15, run_bytes=2000, section_bytes=300, grace_s=60
+)
 SETTINGS = ObjectsSettings(linger_ms=5, lease_s=LEASE_S)
 
 
