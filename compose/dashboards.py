@@ -38,6 +38,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "MixCoord": ("mixcoord_", "rootcoord_"),
     "Actors": ("actor_", "event_loop_", "build_", "process_"),
     "RocksMQ": ("rocksmq_",),
+    "Object storage": ("objects_",),
     "Spark": ("spark_",),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
@@ -12,6 +13,7 @@ from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
+    from ...runtime.metrics.metric import Metric
     from .settings import ObjectsSettings
     from .store import ObjectStore
 
@@ -25,6 +27,7 @@ CAPABILITIES: Final = Capabilities(
     individual_acks=True,
     atomic_commits=True,
 )
+NOT_ATOMIC: Final = {"aliyuncs.com": "Alibaba's OSS"}  # endpoints of stores that overwrite what is there
 OPTIONS: Final[tuple[str, ...]] = ("endpoint", "region")  # of a URL, for a bucket
 
 
@@ -56,7 +59,8 @@ class ObjectsBackend(WalBackend):
         settings = settings or ObjectsSettings()
         if split_url(url).scheme == "file" and settings.linger_ms < 0:
             settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
-        wal = ObjectWal(shown_url(url), self._store(url), settings, **options)
+        tried = "endpoint" in dict(parse_qsl(split_url(url).query))  # the stores of S3, Google and Azure are known
+        wal = ObjectWal(shown_url(url), self._store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
         return wal
 
@@ -73,6 +77,11 @@ class ObjectsBackend(WalBackend):
 
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    def metrics(self) -> Sequence[Metric]:
+        from .metric_rows import METRICS
+
+        return METRICS
 
     def settings(self) -> type[ObjectsSettings]:
         from .settings import ObjectsSettings
@@ -91,6 +100,10 @@ class ObjectsBackend(WalBackend):
                 f"{shown_url(url)!r}: write {self.url_form}, with {' and '.join(OPTIONS)} as its only options",
                 key="wal",
             )
+        endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+        for domain, store in NOT_ATOMIC.items():
+            if (split_url(endpoint).hostname or "").endswith(domain):
+                raise ConfigError(f"{store} does not create objects atomically (If-None-Match: *)", key="wal")
 
     def absolute_url(self, url: str) -> str:
         parts = split_url(url)

@@ -144,8 +144,10 @@ class Committer:
         self._pumping = None
         self._receive()
         while self._queue and self._writer is not None and self._writer.free:
-            due = self._closed_at + self._settings.linger_s
-            if self._loop.time() < due and self._queued_bytes < self._settings.block_bytes:
+            full = self._queued_bytes >= self._settings.block_bytes
+            least_s = self._settings.least_interval_s
+            due = self._closed_at + (least_s if full else max(least_s, self._settings.linger_s))
+            if self._loop.time() < due:
                 self._pumping = self._loop.call_at(due, self._pump)
                 return
             submits = self._take()

@@ -13,6 +13,7 @@ import msgpack
 from ...runtime.errors import CorruptLog, Fenced, FormatTooNew, Unavailable
 from .block import HEADER_BYTES, Block, BlockHeader, BlockKind, SectionRow, check_section, decode_block, encode_block
 from .store import ObjectStore
+from .store_probe import probe
 
 FORMAT: Final = "format"
 FORMAT_VERSION: Final = 1
@@ -53,8 +54,10 @@ class LogObjects:
     """The objects of a log in a store, for one process. Coroutines that read raise `Unavailable` where the store does
     not answer; those that create go on until it is certain what is there, however long that takes."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, *, try_store: bool = False) -> None:
+        """With `try_store` a log is made only where the store passes the probe."""
         self.store: ObjectStore = store
+        self._try_store = try_store
         self.log: bytes = b""  # the id of the log, once it is known
         self.writer: bytes = uuid4().bytes  # the id of this process in its blocks and claims
 
@@ -67,8 +70,10 @@ class LogObjects:
         return bool(self.log)
 
     async def make(self) -> None:
-        """Make the log where there is none."""
+        """Make the log where there is none. Raises `Unsupported` where the store is found unfit."""
         if not self.log:
+            if self._try_store:
+                await probe(self.store)
             body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "log": uuid4().bytes}))
             self._take_format(await self.create(FORMAT, body, len(body)) or body)
 

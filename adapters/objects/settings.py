@@ -10,6 +10,8 @@ from ...runtime.config.section import BackendSettings
 
 BUCKET_LINGER_MS = 150.0  # 576,000 blocks a day at most that are not full: three dollars
 DIRECTORY_LINGER_MS = 1.0
+CREATE_DOLLARS = 5e-6  # of one request that creates an object, in S3 in us-east-1
+DAY_S = 24 * 3600
 
 
 class ObjectsSettings(BackendSettings):
@@ -35,10 +37,21 @@ class ObjectsSettings(BackendSettings):
         default=1.0, description="how often a process that does not own the log looks for new blocks, at least, s"
     )
 
+    max_dollars_per_day: float = Field(
+        default=0.0,
+        ge=0,
+        description="blocks, full ones too, wait so that creating them costs no more, by the prices of S3; 0: no limit",
+    )
+
     @property
     def linger_s(self) -> float:
         """`linger_ms` in seconds."""
         return (BUCKET_LINGER_MS if self.linger_ms < 0 else self.linger_ms) / 1000
+
+    @property
+    def least_interval_s(self) -> float:
+        """How long a block waits behind the one before, also when it is full, in seconds."""
+        return DAY_S * CREATE_DOLLARS / self.max_dollars_per_day if self.max_dollars_per_day else 0.0
 
     @property
     def mark_s(self) -> float:

@@ -44,6 +44,7 @@ from .log_objects import LogObjects
 from .log_state import LogState
 from .log_tail import BlockCache, LogTail
 from .maintenance import Maintenance
+from .metered_store import MeteredStore
 from .news import News
 from .ownership import Ownership
 from .pace import PACE, MaintenancePace
@@ -77,11 +78,15 @@ class ObjectWal(GroupWal):
         metrics: Metrics | None = None,
         clock: Clock | None = None,
         pace: MaintenancePace = PACE,
+        *,
+        try_store: bool = False,
     ) -> None:
         super().__init__(shown, metrics)
         self._loop = asyncio.get_running_loop()
         self._settings = settings
-        self._objects = LogObjects(store)
+        if metrics is not None:
+            store = MeteredStore(store, metrics)
+        self._objects = LogObjects(store, try_store=try_store)
         self._state = LogState()
         self._news = News()
         self._cache = BlockCache(settings.cache_bytes)

@@ -78,6 +78,7 @@ async def test_a_bucket_is_opened_by_its_url_with_credentials_of_the_environment
         "s3://bucket/log?secret=x",
         "file://",
         "file://host/log",
+        "s3://bucket/log?endpoint=https://oss-cn-hangzhou.aliyuncs.com",
     ],
 )
 def test_what_names_no_log_is_refused_without_its_secrets(url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.objects.processes import LEASE_S, QUICK, Process, Processes, appended, entries_of, virtual
+from tests.adapters.objects.processes import LEASE_S, QUICK, SETTINGS, Process, Processes, appended, entries_of, virtual
 from tests.adapters.objects.simulated_store import CreateFault, StoreRates
 from tidewal.adapters.objects.block import BlockKind, decode_block
 from tidewal.adapters.objects.log_objects import block_key, claim_key
@@ -301,6 +301,24 @@ async def test_ten_thousand_idle_channels_cost_no_request(processes: Processes) 
     after = processes.objects.requests
     assert after["create"] - before["create"] <= 1000 / (LEASE_S * 2 / 3) + 1
     assert (after["get"], after["list"]) == (before["get"], before["list"])
+
+
+def test_a_limit_of_dollars_is_kept_whatever_is_appended() -> None:
+    """43 cents a day are a block each second; two seconds hold more than one that is full."""
+    processes = Processes(settings=SETTINGS.model_copy(update={"max_dollars_per_day": 0.432, "block_bytes": 3000}))
+
+    async def main() -> None:
+        owner = await processes.owner("a")
+        before = processes.objects.requests["create"]
+        appends = []
+        for _ in range(200):
+            appends.append(asyncio.ensure_future(owner.wal.append("a", bytes(100))))
+            await elapse(0.1)
+        await asyncio.gather(*appends)
+        assert 7 <= processes.objects.requests["create"] - before <= 23
+        await processes.close()
+
+    run_virtual(main())
 
 
 @virtual

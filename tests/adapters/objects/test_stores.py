@@ -9,11 +9,15 @@ from uuid import uuid4
 
 import pytest
 
-from tests.adapters.objects.simulated_store import Objects, SimulatedStore
+from tests.adapters.objects.simulated_store import Objects, SimulatedStore, StoreRates
 from tidewal.adapters.objects.bucket_store import BucketStore
 from tidewal.adapters.objects.directory_store import DirectoryStore
+from tidewal.adapters.objects.log_objects import LogObjects
+from tidewal.adapters.objects.metered_store import MeteredStore
 from tidewal.adapters.objects.store import ObjectStore
-from tidewal.runtime.errors import JournalFailed, Unavailable
+from tidewal.adapters.objects.store_probe import probe
+from tidewal.runtime.errors import JournalFailed, Unavailable, Unsupported
+from tidewal.runtime.metrics.metrics import Metrics
 
 
 @pytest.fixture(params=["directory", pytest.param("bucket", marks=pytest.mark.slow), "simulated"])
@@ -21,7 +25,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     if request.param == "directory":
         return DirectoryStore(str(tmp_path / "made" / "by the first object"))
     if request.param == "simulated":
-        return SimulatedStore(Objects())
+        return SimulatedStore(Objects(), rates=StoreRates(request_s=0.001))
     return request.getfixturevalue("bucket")
 
 
@@ -43,6 +47,57 @@ async def test_of_many_that_create_one_key_one_succeeds_with_its_body(store: Obj
         created = await asyncio.gather(*(store.create(key, body) for body in bodies))
         assert created.count(True) == 1
         assert await store.get(key) == bodies[created.index(True)]
+
+
+async def test_a_store_that_creates_atomically_passes_the_probe_which_leaves_nothing(store: ObjectStore) -> None:
+    await probe(store)
+    assert [key async for key in store.list("probe/")] == []
+
+
+class OverwritingStore(SimulatedStore):
+    """As S3Mock does: now and then it creates what is there."""
+
+    async def create(self, key: str, body: bytes) -> bool:
+        created = await super().create(key, body)
+        if not created and body != b"late":
+            self.objects.bodies[key] = body
+            return True
+        return created
+
+
+class LateOverwritingStore(SimulatedStore):
+    """As stores do that do not know the condition."""
+
+    async def create(self, key: str, body: bytes) -> bool:
+        created = await super().create(key, body)
+        self.objects.bodies[key] = body
+        return created or body == b"late"
+
+
+@pytest.mark.parametrize("unfit", [OverwritingStore, LateOverwritingStore])
+async def test_no_log_is_made_on_a_store_that_overwrites(unfit: type[SimulatedStore]) -> None:
+    objects = LogObjects(unfit(Objects()), try_store=True)
+    with pytest.raises(Unsupported):
+        await objects.make()
+    assert await objects.store.get("format") is None
+
+
+async def test_requests_are_counted_with_their_bytes_and_prices() -> None:
+    metrics, simulated = Metrics(), SimulatedStore(Objects())
+    store = MeteredStore(simulated, metrics)
+    assert await store.create("a/1", bytes(100))
+    assert await store.get("a/1", 0, 60) == bytes(60)
+    assert await store.get("a/2") is None
+    assert await store.modified("a/1") is not None
+    assert [key async for key in store.list("a/")] == ["a/1"]
+    simulated.down = True
+    with pytest.raises(Unavailable):
+        await store.delete("a/1")
+    counts = {labels[0]: value for labels, value in metrics.series("objects_requests_total").items()}
+    assert counts == {"create": 1, "get": 2, "head": 1, "list": 1, "delete": 1}
+    assert metrics.value("objects_failed_requests_total", kind="delete") == 1
+    assert (metrics.value("objects_sent_bytes_total"), metrics.value("objects_received_bytes_total")) == (100, 60)
+    assert metrics.value("objects_dollars_total") == pytest.approx(2 * 5e-6 + 3 * 0.4e-6)
 
 
 async def test_objects_are_deleted_and_listed(store: ObjectStore) -> None:
