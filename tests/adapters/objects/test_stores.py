@@ -14,9 +14,13 @@ from tidewal.adapters.objects.bucket_store import BucketStore
 from tidewal.adapters.objects.directory_store import DirectoryStore
 from tidewal.adapters.objects.log_objects import LogObjects
 from tidewal.adapters.objects.metered_store import MeteredStore
+from tidewal.adapters.objects.pace import MaintenancePace
+from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.store import ObjectStore
 from tidewal.adapters.objects.store_probe import probe
+from tidewal.adapters.objects.wal import ObjectWal
 from tidewal.runtime.errors import JournalFailed, Unavailable, Unsupported
+from tidewal.runtime.log.wal import ChannelPolicy, Entry, From
 from tidewal.runtime.metrics.metrics import Metrics
 
 
@@ -164,3 +168,30 @@ async def test_a_store_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(Unavailable) as caught:
         await BucketStore("s3://bucket/log", config).create("a", b"")
     assert caught.value.outcome_unknown
+
+
+async def test_a_log_is_compacted_and_what_is_needed_no_more_is_deleted(store: ObjectStore) -> None:
+    pace = MaintenancePace(turn_s=3600, checkpoint_blocks=5, run_blocks=5, section_bytes=200)
+    settings = ObjectsSettings(linger_ms=0)
+    wal = ObjectWal("log", store, settings, pace=pace)
+    wal._maintenance._collector._grace_ms = 0
+    await wal.create_channel("a", ChannelPolicy())
+    ids = [await wal.append("a", b"%d" % at) for at in range(30)]
+    for _ in range(2):  # what the first turn makes garbage, the second deletes
+        await wal._maintenance._turn()
+    assert len([key async for key in store.list("l0/")]) < 10
+    runs = [key async for key in store.list("run/")]
+    reader = ObjectWal("log", store, settings)
+    await reader.open()
+    found: list[Entry] = []
+    reading = reader.read("a", From.EARLIEST)
+    while len(found) < 30:
+        found += await anext(reading)
+    assert [(entry.id, bytes(entry.payload)) for entry in found] == [(id, b"%d" % at) for at, id in enumerate(ids)]
+    await wal.truncate("a", ids[-1] + b"\0")
+    for _ in range(2):
+        await wal._maintenance._turn()
+    assert runs
+    assert [key async for key in store.list("run/")] == []
+    for each in (reader, wal):
+        await each.close()
