@@ -171,7 +171,8 @@ class LogTable:
         """
         with self._lock, storage_errors(self.location):
             self._refresh()
-            dataset = cast(ds.Dataset, self._table.to_pyarrow_dataset(schema=self._stored))
+            files = self.location.file_system()
+            dataset = cast(ds.Dataset, self._table.to_pyarrow_dataset(schema=self._stored, filesystem=files))
         wanted = pc.field("_ts") > above
         return dataset, wanted if upto is None else wanted & (pc.field("_ts") <= upto)
 

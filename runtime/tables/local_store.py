@@ -15,6 +15,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 
 from ..errors import DirectoryUnwritable
 from ..file_sync import sync_file, sync_path
@@ -67,6 +68,9 @@ class LocalTableLocation(TableLocation):
 
     def open(self, name: str) -> pa.NativeFile:
         return pa.OSFile(str(self._folder / name), "rb")
+
+    def file_system(self) -> pa_fs.FileSystem:
+        return pa_fs.SubTreeFileSystem(str(self._folder), pa_fs.LocalFileSystem())
 
     def create(self, stem: str, write: Callable[[BinaryIO], None]) -> CreatedFile:
         path = self._folder / f"{stem}.parquet"

@@ -19,6 +19,7 @@ from typing import BinaryIO, ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 
 from ..errors import ConfigError
 from ..log.redaction import shown_url
@@ -95,6 +96,11 @@ class TableLocation(ABC):
     @abstractmethod
     def open(self, name: str) -> pa.NativeFile:
         """The file, for reading at any place."""
+
+    def file_system(self) -> pa_fs.FileSystem | None:
+        """By which pyarrow scans the table's files; None for the Delta library's own, which is in Python: where its
+        threads read ahead for a scan that is given up, and Python ends meanwhile, the process aborts or never ends."""
+        return None
 
     @abstractmethod
     def create(self, stem: str, write: Callable[[BinaryIO], None]) -> CreatedFile:
