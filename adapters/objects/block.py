@@ -193,16 +193,21 @@ def _decode_header(data: bytes, key: str) -> tuple[BlockHeader, int]:
     magic, version = _START.unpack_from(data)
     if magic != MAGIC:
         raise _corrupt(key, 0)
-    if version > VERSION:
-        raise FormatTooNew(
-            f"{key} was written by a newer Tidewal, in version {version} of the format: upgrade this one",
-            found=version,
-            supported=VERSION,
-        )
+    check_version(key, version, VERSION)
     _, _, kind, log, writer, epoch, number, first_seq, count, rows, *of_owner = _HEADER.unpack_from(data)
     if kind not in BlockKind._value2member_map_:
         raise _corrupt(key, 6)
     return BlockHeader(BlockKind(kind), log, writer, epoch, number, first_seq, count, *of_owner), rows
+
+
+def check_version(key: str, version: int, supported: int) -> None:
+    """Raise `FormatTooNew` for an object in a version of its format that this Tidewal does not know."""
+    if version > supported:
+        raise FormatTooNew(
+            f"{key} was written by a newer Tidewal, in version {version} of the format: upgrade this one",
+            found=version,
+            supported=supported,
+        )
 
 
 def check_section(section: bytes | memoryview, row: SectionRow, key: str) -> None:

@@ -8,9 +8,10 @@ from typing import Any, Final, cast
 import msgpack
 from xxhash import xxh3_64_intdigest
 
-from ...runtime.errors import CorruptLog, FormatTooNew
+from ...runtime.errors import CorruptLog
 from ...runtime.groups.progress import GroupProgress
 from ...runtime.log.policy_codec import decode_policy, encode_policy
+from .block import check_version
 from .garbage import Garbage
 from .log_state import LogState
 from .section_codec import decode_sections, encode_sections
@@ -77,12 +78,7 @@ def _unpack_header(data: bytes, key: str, log: bytes) -> tuple[int, int, int]:
     if len(data) < HEADER_BYTES or not data.startswith(MAGIC):
         raise CorruptLog(f"{key} is no checkpoint", path=key, offset=0)
     _, version, of_log, _, epoch, number, seq = _HEADER.unpack_from(data)
-    if version > VERSION:
-        raise FormatTooNew(
-            f"{key} was written by a newer Tidewal, in version {version} of the format: upgrade this one",
-            found=version,
-            supported=VERSION,
-        )
+    check_version(key, version, VERSION)
     if of_log != log:
         raise CorruptLog(f"{key} is a checkpoint of another log", path=key, offset=8)
     return epoch, number, seq

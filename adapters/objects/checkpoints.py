@@ -1,7 +1,7 @@
 """The checkpoints of the log in the store: find the newest one, take it over, and make another.
 
-A checkpoint decides nothing: it says what the blocks before its place have come to, which stays true whoever owns the
-log. So it needs no fence, and one that arrives late or is seen late is only an older one.
+A checkpoint decides nothing: it is what the blocks before its place have come to, which stays true under another owner.
+So it needs no fence, and one that arrives late or is seen late is only an older one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Checkpoints:
     def __init__(self, objects: LogObjects, state: LogState) -> None:
         self._objects, self._state = objects, state
         self.newest: int = 0  # the number of the newest one that is known; they count from 1
-        self.place: tuple[int, int] = (1, 0)  # of that one: where whoever opens the log begins to read blocks
+        self.place: tuple[int, int] = (1, 0)  # of that one: where a process that opens the log begins to read blocks
         self.size: int = 0  # of that one, in bytes
 
     async def listed(self) -> list[int]:

@@ -10,7 +10,7 @@ class MaintenancePace:
     """Limits of the log's maintenance, in seconds, blocks and bytes."""
 
     turn_s: float = 10.0
-    checkpoint_blocks: int = 1000  # whoever opens the log reads so many blocks at most, and those of one turn
+    checkpoint_blocks: int = 1000  # opening the log reads so many blocks at most, and those of one turn
     checkpoint_bytes: int = 64 * 1024 * 1024  # or so much,
     checkpoint_share: int = 8  # ... and so many times the size of the last checkpoint
     run_blocks: int = 1000  # a run is made of the oldest blocks behind so many

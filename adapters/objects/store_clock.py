@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtime.clock import Clock
+from ...runtime.clock import Clock, monotonic_ms
 
 
 class StoreClock:
@@ -14,11 +14,8 @@ class StoreClock:
 
     def set(self, now_ms: int) -> None:
         """It is so late, in ms since 1970."""
-        self._ahead_ms = now_ms - self._monotonic_ms()
+        self._ahead_ms = now_ms - monotonic_ms(self._clock)
 
     def now_ms(self) -> int:
         """The present time, in ms since 1970, once it was set."""
-        return self._ahead_ms + self._monotonic_ms()
-
-    def _monotonic_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
+        return self._ahead_ms + monotonic_ms(self._clock)

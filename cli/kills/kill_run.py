@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from operator import eq
 from pathlib import Path
 
 from ...actors.client import Client
@@ -217,22 +218,18 @@ async def _clients(plan: KillPlan, settings: Settings) -> AsyncGenerator[list[Ch
 async def _progress(clients: Sequence[CheckedClient], behind: str) -> None:
     """Wait until each task of each client had an answer since now: a call is to outlast one fault, not a row of them.
     Raises `NoProgress` where one has none in time."""
-    had = [_answers(client) for client in clients]
+    had = _answers(clients)
     try:
         async with asyncio.timeout(PROGRESS_WITHIN_S):
-            while any(  # noqa: ASYNC110
-                now == before
-                for client, counts in zip(clients, had, strict=True)
-                for now, before in zip(_answers(client), counts, strict=True)
-            ):
+            while any(map(eq, _answers(clients), had)):  # noqa: ASYNC110 -- other processes answer
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise NoProgress(f"a client had no answer for {PROGRESS_WITHIN_S:g} s behind this: {behind}") from None
 
 
-def _answers(client: CheckedClient) -> list[int]:
-    """How many calls of each of its tasks have succeeded."""
-    return [sum(client.acknowledged[kind] for kind in kinds) for kinds in TASKS]
+def _answers(clients: Sequence[CheckedClient]) -> list[int]:
+    """How many calls of each task of each client have succeeded."""
+    return [sum(client.acknowledged[kind] for kind in kinds) for client in clients for kinds in TASKS]
 
 
 async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> list[str]:

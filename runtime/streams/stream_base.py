@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 @asynccontextmanager
 async def reading(wal: Wal, channel: str, start: Start) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
     """`wal.read(channel, start)`, closed at the end of the block, whether it ends or raises. Between each
-    `ENTRIES_PER_TURN` entries other tasks run: who catches up renews leases meanwhile."""
+    `ENTRIES_PER_TURN` entries other tasks run, such as those that renew leases."""
     entries = cast("AsyncGenerator[Sequence[Entry], None]", wal.read(channel, start))
     turns = _turns(entries)
     try:

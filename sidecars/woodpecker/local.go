@@ -51,9 +51,6 @@ func (l *localStorage) began(log, segment int64) {
 // a segment without entries and etcd, Woodpecker would refuse that footer, and so the log's next writer, for ever; what
 // has no footer it completes as it does after any kill.
 func (l *localStorage) reopen(log, segment int64) error {
-	if l == nil {
-		return nil
-	}
 	file, err := os.OpenFile(filepath.Join(l.folder, fmt.Sprint(log), fmt.Sprint(segment), "data.log"), os.O_RDWR, 0)
 	if os.IsNotExist(err) {
 		return nil

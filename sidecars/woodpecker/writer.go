@@ -276,15 +276,19 @@ func (w *writer) open(ctx context.Context) error {
 	return nil
 }
 
-// reopen readies the segments that the last writer has left active.
+// reopen readies the segments on this machine that the last writer has left active.
 func (w *writer) reopen(ctx context.Context, handle log.LogHandle) error {
+	local := w.channel.sidecar.local
+	if local == nil {
+		return nil
+	}
 	known, err := handle.GetSegments(ctx)
 	if err != nil {
 		return err
 	}
 	for number, meta := range known {
 		if meta.Metadata.State == proto.SegmentState_Active {
-			if err = w.channel.sidecar.local.reopen(handle.GetId(), number); err != nil {
+			if err = local.reopen(handle.GetId(), number); err != nil {
 				return err
 			}
 		}

@@ -11,8 +11,9 @@ from tidewal.adapters.objects.group_positions import LoopTime
 from tidewal.adapters.objects.pace import PACE, MaintenancePace
 from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.wal import ObjectWal
+from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
-from tidewal.runtime.testing.clock import run_virtual
+from tidewal.runtime.testing.clock import elapse, run_virtual
 
 LEASE_S = 15.0
 QUICK = MaintenancePace(  # for logs of some entries
@@ -83,6 +84,15 @@ class Processes:
         """The numbers of the blocks of an epoch that are there."""
         prefix = f"l0/{epoch:016x}/"
         return sorted(int(key.removeprefix(prefix), 16) for key in self.objects.bodies if key.startswith(prefix))
+
+
+async def until_owned(process: Process, channel: str) -> bytes:
+    """Append to the channel as soon as the process may."""
+    while True:
+        try:
+            return await process.wal.append(channel, b"successor")
+        except Unavailable:
+            await elapse(1)
 
 
 async def entries_of(wal: Wal, channel: str, count: int) -> list[bytes]:

@@ -7,11 +7,20 @@ from collections import deque
 
 import pytest
 
-from tests.adapters.objects.processes import LEASE_S, QUICK, Process, Processes, appended, entries_of, virtual
+from tests.adapters.objects.processes import (
+    LEASE_S,
+    QUICK,
+    Process,
+    Processes,
+    appended,
+    entries_of,
+    until_owned,
+    virtual,
+)
 from tests.adapters.objects.simulated_store import CreateFault, StoreRates
 from tidewal.adapters.objects.block import BlockKind, decode_block
 from tidewal.adapters.objects.log_objects import block_key
-from tidewal.runtime.errors import PositionLost, Unavailable
+from tidewal.runtime.errors import PositionLost
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 from tidewal.runtime.testing.clock import elapse
 
@@ -28,14 +37,6 @@ async def append_each(process: Process, channel: str, payloads: range) -> list[b
 
 def payloads(numbers: range) -> list[bytes]:
     return [b"%d" % at for at in numbers]
-
-
-async def until_owned(process: Process, channel: str) -> bytes:
-    while True:
-        try:
-            return await process.wal.append(channel, b"successor")
-        except Unavailable:
-            await elapse(1)
 
 
 @virtual

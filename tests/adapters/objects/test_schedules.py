@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.adapters.objects.processes import LEASE_S, QUICK, SETTINGS, Process, Processes, appended, entries_of, virtual
+from tests.adapters.objects.processes import (
+    LEASE_S,
+    QUICK,
+    SETTINGS,
+    Process,
+    Processes,
+    appended,
+    entries_of,
+    until_owned,
+    virtual,
+)
 from tests.adapters.objects.simulated_store import CreateFault, StoreRates
 from tidewal.adapters.objects.block import BlockKind, decode_block
 from tidewal.adapters.objects.log_objects import block_key, claim_key
@@ -23,15 +33,6 @@ def delay_blocks(process: Process, epoch: int, numbers: range) -> None:
     """Let the first attempts to put these blocks arrive late."""
     for number in numbers:
         process.store.script[block_key(epoch, number)] = deque([CreateFault.LATE])
-
-
-async def until_owned(process: Process, channel: str) -> bytes:
-    """Append to the channel as soon as the process may."""
-    while True:
-        try:
-            return await process.wal.append(channel, b"successor")
-        except Unavailable:
-            await elapse(1)
 
 
 @virtual
