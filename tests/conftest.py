@@ -22,7 +22,7 @@ pytest_plugins = (
 )
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
-HEAVY = ("spark", "broker", "slow")
+HEAVY = ("spark", "broker", "slow", "long", "kills")
 SHARED = ("own_kafka", "kafka3", "own_pulsar", "spark")  # fixtures and parameters of what each process would start
 
 SEED = "TIDEWAL_TEST_SEED"
