@@ -58,9 +58,7 @@ def run(
         end_with_parent()
     import uvloop
 
-    from ..runtime.config.loading import embedded_directory, load_settings
-    from ..runtime.log.redaction import shown_url
-    from ..runtime.node_name import node_name
+    from ..runtime.config.loading import load_settings
     from ..runtime.signals import Interrupted, until_stopped
 
     configure(log_level or LogLevel.info, log_format or LogFormat.text)  # for what is said of the settings themselves
@@ -87,33 +85,45 @@ def run(
             as_json=as_json,
         )
         return
-    configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
-    home, embedded = (data, Path("log")) if data else (configured.parent, configured.absolute())
-
-    async def serve() -> None:
-        from ..actors.standalone import log_url, standalone, tables_of
-
-        offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
-        configure(log.level, log.format, node=name or node_name())
-        url = await log_url(home, settings, embedded=embedded)
-        if data is None and not settings.tables:
-            _warn_of_other_tables(url, home)
-        async with standalone(home, wal=url, settings=settings, name=name, roles=offered) as node:
-            where = {"wal": shown_url(url), "tables": tables_of(home, settings)}
-            if settings.metrics.port:
-                where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
-            if node.node.connections.address:
-                where["address"] = node.node.connections.address
-            print_addresses(where, as_json)
-            _collect_rarely()
-            await node.run()
-
     try:
         with failures_as_lines(log.format):
-            uvloop.run(until_stopped(serve()))
+            uvloop.run(until_stopped(_serve(settings, data, roles, name, as_json=as_json)))
     except Interrupted:
         if not as_json:
             typer.echo("drained")
+
+
+async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *, as_json: bool) -> None:
+    """Be a node, and print where it is reached once it is ready."""
+    from ..actors.standalone import log_url, standalone, tables_of
+    from ..runtime.log.redaction import shown_url
+    from ..runtime.node_name import node_name
+
+    home, embedded = _places(settings, data)
+    offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
+    configure(settings.log.level, settings.log.format, node=name or node_name())
+    url = await log_url(home, settings, embedded=embedded)
+    if data is None and not settings.tables:
+        _warn_of_other_tables(url, home)
+    async with standalone(home, wal=url, settings=settings, name=name, roles=offered) as node:
+        where = {"wal": shown_url(url), "tables": tables_of(home, settings)}
+        if settings.metrics.port:
+            where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"
+        if node.node.connections.address:
+            where["address"] = node.node.connections.address
+        print_addresses(where, as_json)
+        _collect_rarely()
+        await node.run()
+
+
+def _places(settings: Settings, data: Path | None) -> tuple[Path, Path]:
+    """The directory of the node, and that of an embedded log, as seen from the first where `data` is given."""
+    from ..runtime.config.loading import embedded_directory
+
+    if data:
+        return data, Path("log")
+    configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
+    return configured.parent, configured.absolute()
 
 
 def _collect_rarely() -> None:
