@@ -45,9 +45,9 @@ class PChannelOwner(Protocol):
         tables."""
         ...
 
-    async def sync(self, channels: Iterable[str], *, at: int = 0) -> SyncPoint:
+    async def sync(self, channels: Iterable[str], *, at: int = 0, exact: bool = False) -> SyncPoint:
         """The present time, or the first from `at` on, and the last acknowledged record of each of `channels` at or
-        before it. Raises `Unavailable`."""
+        before it; `exact` as for `ChannelOwner.sync`. Raises `Unavailable`."""
         ...
 
 

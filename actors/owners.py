@@ -232,20 +232,26 @@ class Owners:
                 await asyncio.sleep(AGAIN_S)
 
     async def _sync_at_owners(self, id: int | None, owners: Mapping[str, list[str]], deadline_s: float) -> SyncPoint:
-        """Of several owners each says how far it is at one time, the first that none has passed."""
+        """Of several owners each says how far it is at one time, the first that none had passed when it was asked. By
+        the second round what was acknowledged before the question lies at or before it, however much is written
+        meanwhile."""
         at = 0 if len(owners) == 1 else add_ms(self._node.clock.now(), SYNC_AHEAD_MS)
+        exact = False
         for _ in range(SYNC_ROUNDS):
-            points = await asyncio.gather(*(self._sync_one(id, *each, at, deadline_s) for each in owners.items()))
+            asked = (self._sync_one(id, *each, at, deadline_s, exact=exact) for each in owners.items())
+            points = await asyncio.gather(*asked)
             time = max(point.time for point in points)
             if all(point.time == time for point in points):
                 return SyncPoint(time, {name: last for point in points for name, last in point.channels.items()})
-            at = add_ms(time, SYNC_AHEAD_MS)
+            at, exact = time, True
         raise Unavailable("the owners of the channels have not agreed on a time; retry")
 
-    async def _sync_one(self, id: int | None, owner: str, channels: list[str], at: int, deadline_s: float) -> SyncPoint:
+    async def _sync_one(
+        self, id: int | None, owner: str, channels: list[str], at: int, deadline_s: float, *, exact: bool
+    ) -> SyncPoint:
         if owner == self._node.incarnation:
-            return await self._local.owner.sync(channels, at=at)
-        params: Params = {"channels": channels, "at": at} if id is None else {"channels": channels, "id": id, "at": at}
+            return await self._local.owner.sync(channels, at=at, exact=exact)
+        params: Params = {"channels": channels, "at": at, **({} if id is None else {"id": id}), "exact": exact}
         values = (await self._ask(owner, "sync", channels, params, deadline_s=deadline_s)).values
         return SyncPoint(
             values["time"], {channel: ChannelPoint(*point) for channel, point in values["channels"].items()}

@@ -32,11 +32,13 @@ class FlushParams(TypedDict):
 
 
 class SyncParams(TypedDict):
-    """Pchannels, of the collection with this id. `at` is the time that is asked for, 0 for the present one."""
+    """Pchannels, of the collection with this id. `at` is the time that is asked for, 0 for the present one; `exact` as
+    for `ChannelOwner.sync`."""
 
     channels: list[str]
     id: NotRequired[Number]
     at: NotRequired[Number]
+    exact: NotRequired[bool]
 
 
 class AnnounceParams(TypedDict):

@@ -253,9 +253,9 @@ class StreamingNode(Role):
         for _, record in records:
             self._unflushed.add(record.vchannel, ts, len(record.body))
 
-    async def sync(self, channels: Iterable[str], *, at: int = 0) -> SyncPoint:
+    async def sync(self, channels: Iterable[str], *, at: int = 0, exact: bool = False) -> SyncPoint:
         """`PChannelOwner.sync`."""
-        return await self._owner.sync(channels, at=at)
+        return await self._owner.sync(channels, at=at, exact=exact)
 
     async def _sync(self, request: Request) -> Answer:
         params = request.params
@@ -265,7 +265,7 @@ class StreamingNode(Role):
         self._check_open(channels)
         if id is not None:
             self._vchannels.check_open(self.catalog.catalog.by_id(id), channels)
-        point = await self.sync(channels, at=at)
+        point = await self.sync(channels, at=at, exact=params.get("exact", False))
         return {"time": point.time, "channels": point.channels}
 
     # ---- flushes ----------------------------------------------------------------------------------------------------

@@ -368,24 +368,26 @@ class ChannelOwner:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     @checked
-    async def sync(self, channels: Iterable[str] | None = None, *, at: int = 0) -> SyncPoint:
+    async def sync(self, channels: Iterable[str] | None = None, *, at: int = 0, exact: bool = False) -> SyncPoint:
         """One time, and the last record of each of the `channels` (by default all that are open) at or before it:
         everything acknowledged to them before this call is in it. It waits for no append, unless a later one to another
         of the channels was acknowledged already. Raises `Unavailable` while nothing may be promised for one of them.
 
         `at` is the time for which other owners are asked, too; the result is for the earliest time from there on for
-        which there is one."""
+        which there is one, and which sees what was acknowledged before this call. `exact`: what the question is to see
+        lies at or before `at`, so what was acknowledged behind it since need not be seen."""
         self._clock.observe(at)
         with self._lock:
             now = self._promised()
             if channels is None:
                 channels = [own.channel for own in self._owned.values() if own.promises(now)]
             owned = [promising_channel(self._owned, channel, now) for channel in channels]
-            reached = max(at, *(own.acked_ts for own in owned)) if owned else at
+            passed = [own.acked_ts for own in owned if not (exact and own.point_at(at))]
+            reached = max([at, *passed])
             time = max(min((own.acks.watermark(now) for own in owned), default=now), reached)
             time = reached if at else time
             late = {own.channel: self._reached(own, time) for own in owned if own.acks.watermark(time) < time}
-            points = {own.channel: own.acked for own in owned}
+            points = {own.channel: own.point_at(time) or own.acked for own in owned}
         if late:
             points.update(zip(late, await asyncio.gather(*late.values()), strict=True))
             with self._lock:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..arguments import checked_fields
+from ..clock import add_ms
 from ..errors import Unavailable
 from .acks import AckManager
 from .producers import ProducerTable
@@ -54,6 +56,7 @@ class SyncPoint(NamedTuple):
 
 
 _NOTHING = ChannelPoint(0, 0, b"")
+REMEMBERED_MS = 5_000  # for how long an owner knows where its channels ended: what a question through the log may take
 
 OnReached = Callable[[ChannelPoint | None], None]
 
@@ -81,6 +84,7 @@ class OwnedChannel:
     unsaved: int = 0  # records behind the checkpoint, which a next owner would have to read
     unsaved_bytes: int = 0
     written_bytes: int = 0  # of the records of appends that are durable, under this term
+    _points: deque[tuple[int, ChannelPoint]] = field(default_factory=deque[tuple[int, ChannelPoint]])
     _awaited: list[tuple[int, OnReached]] = field(default_factory=list[tuple[int, OnReached]])
 
     def successor(self, term: int, limit: int, checkpoint: bytes) -> OwnedChannel:
@@ -126,6 +130,15 @@ class OwnedChannel:
         if cseq > self.acked.cseq:
             self.acked = ChannelPoint(self.term, cseq, id)
             self.acked_ts = ts
+            self._points.append((ts, self.acked))
+            while len(self._points) > 1 and self._points[1][0] <= add_ms(ts, -REMEMBERED_MS):
+                self._points.popleft()
+
+    def point_at(self, time: int) -> ChannelPoint | None:
+        """The last record at or before `time`, nothing at or before it being open; None where that is forgotten."""
+        if time >= self.acked_ts:
+            return self.acked
+        return next((point for ts, point in reversed(self._points) if ts <= time), None)
 
     def ack_control(self, cseq: int, id: bytes) -> None:
         """Note that a tick or a snapshot is durable. That says nothing of batches below it that are still open."""

@@ -85,7 +85,9 @@ async def test_a_channel_that_stalls_ends_the_wait_for_its_time(world):
 
 
 step = st.one_of(
-    st.sampled_from(["a", "b", "c", "ab", "bc", "abc"]), st.integers(0, 5), st.just("sync"), st.just("sync some")
+    st.sampled_from(["a", "b", "c", "ab", "bc", "abc"]),
+    st.integers(0, 5),
+    st.sampled_from(["sync", "sync some", "again"]),
 )
 
 
@@ -115,7 +117,10 @@ def test_a_time_has_all_that_was_acknowledged_and_its_ends_are_exact(make_world,
             elif each.startswith("sync"):
                 names = "abc" if each == "sync" else "ac"
                 least = max(acknowledged[name] for name in names)
-                syncs.append((least, asyncio.ensure_future(owner.channel_owner.sync(list(names)))))
+                syncs.append((least, 0, asyncio.ensure_future(owner.channel_owner.sync(list(names)))))
+            elif each == "again":
+                at = max(acknowledged.values(), default=0) if not syncs else syncs[0][0]
+                syncs.append((at, at, asyncio.ensure_future(owner.channel_owner.sync(list("abc"), at=at, exact=True))))
             else:
                 append = owner.channel_owner.append([(name, world.rows()) for name in each])
                 append.add_done_callback(note(each))
@@ -125,9 +130,10 @@ def test_a_time_has_all_that_was_acknowledged_and_its_ends_are_exact(make_world,
         while wal.answers:
             wal.answers.pop()()
         await asyncio.gather(*appends)
-        for least, sync in syncs:
+        for least, at, sync in syncs:
             point = await sync
             assert point.time >= least
+            assert at in (0, point.time), "what was acknowledged behind it since counts for nothing"
             for name, end in point.channels.items():
                 below = [record for record in world.records(name) if record.ts <= point.time]
                 assert below[-1].id == end.id
