@@ -26,6 +26,7 @@ from ..runtime.cluster.pressure import NODE_MEMORY
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.cluster.state import UNREACHABLE, UNREADABLE
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
+from ..runtime.config.fitting import fitted
 from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.direct.network import Network
@@ -107,7 +108,7 @@ class Standalone:
         predecessor: str = "",
         network: Network | None = None,
     ) -> None:
-        settings = settings or Settings()
+        settings = fitted(settings or Settings(), wal.capabilities)
         name = name or (metrics.node_id if metrics is not None else node_name())
         metrics = metrics or Metrics(name)
         hybrid = HybridClock(clock)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
 
 from ...runtime.errors import ConfigError
-from ...runtime.log.backend import WalBackend
+from ...runtime.log.backend import Check, WalBackend
 from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
@@ -26,6 +27,7 @@ CAPABILITIES: Final = Capabilities(
     groups=True,
     individual_acks=True,
     atomic_commits=True,
+    costly_appends=True,
 )
 NOT_ATOMIC: Final = {"aliyuncs.com": "Alibaba's OSS"}  # endpoints of stores that overwrite what is there
 OPTIONS: Final[tuple[str, ...]] = ("endpoint", "region")  # of a URL, for a bucket
@@ -77,6 +79,16 @@ class ObjectsBackend(WalBackend):
 
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
+
+    def checks(self, path: Path) -> Iterable[Check]:
+        from ...runtime.config.fitting import COSTLY_APPENDS
+
+        lease_s, bound_s = (
+            COSTLY_APPENDS["cluster"]["lease_ms"] / 1000,
+            COSTLY_APPENDS["common"]["graceful_time"] / 1000,
+        )
+        found = f"there nodes have leases of {lease_s:g} s, and `bounded` reads accept {bound_s:g} s of staleness"
+        return (Check("logs on object storage", "ok", found),)
 
     def metrics(self) -> Sequence[Metric]:
         from .metric_rows import METRICS

@@ -177,7 +177,9 @@ class CommonSettings(SettingsSection):
     """Settings of all roles."""
 
     pre_created_topic: PreCreatedTopicSettings = PreCreatedTopicSettings()
-    graceful_time: NonNegativeInt = Field(default=5000, description="ms of staleness that `bounded` reads accept")
+    graceful_time: NonNegativeInt = Field(
+        default=5000, description="ms of staleness that `bounded` reads accept; 25,000 by default on object storage"
+    )
 
 
 class MemProtectionSettings(SettingsSection):
@@ -283,9 +285,16 @@ class ClusterSettings(SettingsSection):
     id: str = Field(default="", description="id of the cluster that a node may join; empty: that of the log")
     secret: SecretStr = Field(default=SecretStr(""), description="what all nodes of the cluster must know")
     lease_ms: int = Field(
-        default=3000, ge=100, description="ms for which a node is a member, and owns its channels, after each renewal"
+        default=3000,
+        ge=100,
+        description="ms for which a node is a member, and owns its channels, after each renewal; 15,000 by default on "
+        "object storage",
     )
-    renew_ms: int = Field(default=1000, ge=20, description="ms between two renewals; at most half of leaseMs")
+    renew_ms: int = Field(
+        default=1000,
+        ge=20,
+        description="ms between two renewals; at most half of leaseMs; 5,000 by default on object storage",
+    )
     listen: str = Field(
         default="",
         description="host:port where the node takes connections of other nodes, port 0 one that is free; empty: "

@@ -123,6 +123,7 @@ class Capabilities:
     numbered_ids: bool = False  # the last 8 bytes of an id are the number of its entry in the channel, its offset
     shared_segments: bool = False  # all channels lie in the same files: what one keeps, it keeps of all
     one_machine: bool = False  # `one_node`, and all processes that use the log are on one machine
+    costly_appends: bool = False  # each is a request that is paid for, and may take a second: nodes renew less often
     foreign_topics: bool = False  # channels are partitions of topics that others made: keys, headers, no framing
 
 
