@@ -36,7 +36,7 @@ def main() -> None:
             prepare(kind)
         except (jars.Missing, BrokerFailed) as error:
             print(f"no {kind} for tests: {error}", file=sys.stderr)
-    for program in go_programs.MODULES:
+    for program in go_programs.FOR_TESTS:
         try:
             go_programs.build_program(program)
         except jars.Missing as error:

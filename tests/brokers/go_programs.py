@@ -1,4 +1,4 @@
-"""Programs that Go builds for tests: the sidecar of Woodpecker, etcd, and an object store.
+"""Programs that Go builds: for tests the sidecar of Woodpecker, etcd, and an object store; for benchmarks another one.
 
 What Go downloads and compiles stays in its own caches. What we keep is a folder per module in `.brokers/` (git ignores
 it), named by a hash of the module's files: a changed module gets a new folder, and the old one is removed.
@@ -21,7 +21,8 @@ FETCHED_WITHIN_S = 600.0
 BUILT_WITHIN_S = 1800.0
 GO_PLACES = ("/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/opt/homebrew/bin/go")
 
-Program = Literal["sidecar", "etcd", "versitygw"]
+Program = Literal["sidecar", "etcd", "versitygw", "minio"]
+FOR_TESTS: tuple[Program, ...] = ("sidecar", "etcd", "versitygw")
 
 
 class Unfetched(Missing):
@@ -44,6 +45,7 @@ MODULES: dict[Program, Built] = {
     "sidecar": Built(ROOT / "sidecars" / "woodpecker", {"sidecar": "."}),
     "etcd": STORES,
     "versitygw": STORES,
+    "minio": Built(ROOT / "benchmarks" / "objects" / "minio", {"minio": "github.com/minio/minio"}),
 }
 
 

@@ -90,6 +90,19 @@ def local(directory: Path) -> dict[str, Any]:
     return {"woodpecker": {"storage": {"type": "local", "rootPath": str(directory / "segments")}}}
 
 
+def in_bucket(port: int) -> dict[str, Any]:
+    """Settings for segments in the bucket `tests` of the store at a port of this machine; appends wait for company for
+    20 ms, not 200."""
+    store = {"address": "127.0.0.1", "port": port, "bucketName": "tests", "region": "us-east-1"}
+    return {
+        "woodpecker": {
+            "storage": {"type": "minio"},
+            "logstore": {"segmentSyncPolicy": {"maxInterval": "20ms"}},
+        },
+        "minio": {**store, "accessKeyID": KEY, "secretAccessKey": KEY},
+    }
+
+
 def has_attributes(folder: Path) -> bool:
     """Whether files there can have extended attributes."""
     try:
@@ -121,15 +134,8 @@ class VersityGateway(Server):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of a sidecar whose segments are in a bucket here; it lets appends wait for company for 20 ms, not 200."""
-        store = {"address": "127.0.0.1", "port": self._port, "bucketName": "tests", "region": "us-east-1"}
-        return {
-            "woodpecker": {
-                "storage": {"type": "minio"},
-                "logstore": {"segmentSyncPolicy": {"maxInterval": "20ms"}},
-            },
-            "minio": {**store, "accessKeyID": KEY, "secretAccessKey": KEY},
-        }
+        """Of a sidecar whose segments are in a bucket here."""
+        return in_bucket(self._port)
 
     def _answers(self) -> bool:
         try:
