@@ -119,12 +119,13 @@ class CollectionReaderRole(Role, ABC):
             members = [(member.incarnation, member.draining) for member in self.node.cluster.members(self.role)]
             catalog = self.catalog.catalog
             found = catalog, catalog.collection_changes, catalog.wishes, members
-            if found != seen:  # else members have renewed their leases, or owners the limits of their timestamps
-                seen = found
-                self._start_pipelines()
-                for pipeline in self.unwanted():
-                    await self._end_pipeline(part_key(pipeline.collection))
-            await first_of(self.catalog.changed(), self.node.cluster.changed())
+            if found == seen:  # else there is something to do, which may have come while pipelines ended
+                await first_of(self.catalog.changed(), self.node.cluster.changed())
+                continue
+            seen = found
+            self._start_pipelines()
+            for pipeline in self.unwanted():
+                await self._end_pipeline(part_key(pipeline.collection))
 
     def _start_pipelines(self) -> None:
         for collection in list(self.catalog.catalog.collections.values()):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.actors.conftest import PEOPLE
+from tests.actors.conftest import PEOPLE, POINTS
 from tidewal.actors import Client
 from tidewal.runtime.errors import CollectionNotFound, CollectionNotLoaded, InvalidRequest
+from tidewal.runtime.streams.dispatched_stream import DispatchedStream
 
 
 async def loaded(client: Client) -> tuple[str, int]:
@@ -28,6 +31,24 @@ async def test_a_released_collection_takes_no_memory_and_its_queries_say_what_to
             assert isinstance(error, CollectionNotLoaded)
             assert "load_collection" in error.message
         await home.until(lambda: not node.node.metrics.value("querynode_memory_bytes", collection_name="people"))
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_collection_that_is_created_while_another_is_let_go_of_is_loaded(home, monkeypatch) -> None:
+    close = DispatchedStream.close
+
+    async def close_later(stream: DispatchedStream) -> None:
+        await asyncio.sleep(1)
+        await close(stream)
+
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(PEOPLE)
+        await home.elapse(5)
+        monkeypatch.setattr(DispatchedStream, "close", close_later)
+        await client.release_collection("people")
+        await client.create_collection(POINTS)
+        await home.elapse(5)
+        assert ("points",) in node.node.metrics.series("querynode_entity_num")
 
 
 async def test_what_is_written_meanwhile_is_there_when_it_is_loaded_again(home) -> None:
