@@ -69,6 +69,9 @@ class Pipeline(Protocol):
 
     async def run(self) -> None: ...
 
+    def end_series(self) -> None:
+        """End what metrics show of it: it is not the node's any more."""
+
 
 class ReleaseParams(TypedDict):
     """The collection, which is being dropped."""
@@ -236,6 +239,7 @@ class CollectionReaderRole(Role, ABC):
     async def _end_pipeline(self, key: PartKey) -> None:
         pipeline = self._pipelines.pop(key, None)
         if pipeline is not None:
+            pipeline.end_series()  # before others may begin for the same vchannels
             self._keys[key[0]].remove(key)
             if not self._keys[key[0]]:
                 del self._keys[key[0]]

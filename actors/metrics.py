@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock, physical_ms
 from ..runtime.log.dead_letters import REASONS
 from ..runtime.metrics.metrics import Metrics
@@ -47,16 +46,10 @@ class ScanMetrics:
     """Counts what the stream of one collection has handed out, and what came late. (What was read, and dropped, is
     counted by the dispatchers.)"""
 
-    def __init__(self, metrics: Metrics, role: str, collection: Collection, stream: TtMsgStream) -> None:
+    def __init__(self, metrics: Metrics, role: str, stream: TtMsgStream) -> None:
         self._metrics, self._role = metrics, role
         self._late = ReadMetrics(metrics, role, stream.counts, LATE)
         self._bytes = metrics.counter(f"{role}_consume_bytes_total")
-        metrics.watch(
-            "wal_scanner_pending_queue_bytes",
-            lambda: stream.buffered_bytes,
-            collection_name=collection.name,
-            role_name=role,
-        )
 
     def publish(self) -> None:
         """Count what came late since the last call."""
@@ -69,6 +62,11 @@ class ScanMetrics:
             for kind, count in Counter(record.type for record in pack.messages).items():
                 self._metrics.counter(f"{self._role}_consume_msg_total", msg_type=kind.name.lower()).inc(count)
             self._bytes.inc(sum(len(record.body) for record in pack.messages))
+
+
+def watch_pending(metrics: Metrics, role: str, collection: str, pending_bytes: Callable[[], int]) -> None:
+    """Show what was read of a collection and not consumed yet."""
+    metrics.watch("wal_scanner_pending_queue_bytes", pending_bytes, collection_name=collection, role_name=role)
 
 
 def lag_ms(clock: HybridClock, time: int) -> float:

@@ -10,8 +10,18 @@ from ...runtime.clock import HybridClock, physical_ms
 from ...runtime.metrics.metrics import Metrics
 from ...runtime.streams.dispatched_stream import DispatchedStream
 from ...runtime.streams.messages import MsgPack
-from ..metrics import ScanMetrics, lag_ms
+from ..metrics import ScanMetrics, lag_ms, watch_pending
 from .log_table import FlushResult
+
+
+def end_computed(metrics: Metrics, collection: Collection) -> None:
+    """End the series of a collection that are computed: they would say for ever where its pipeline was, and keep its
+    rows."""
+    metrics.remove("datanode_fg_buffer_size", collection_name=collection.name)
+    metrics.remove("wal_scanner_pending_queue_bytes", collection_name=collection.name, role_name="datanode")
+    for vchannel in collection.vchannels:
+        metrics.remove("datanode_consume_tt_lag_ms", channel_name=vchannel)
+        metrics.remove("datanode_channel_checkpoint_unix_seconds", channel_name=vchannel)
 
 
 class FlushMetrics(ScanMetrics):
@@ -27,11 +37,12 @@ class FlushMetrics(ScanMetrics):
         stream: DispatchedStream,
         buffered_bytes: Callable[[], int],
     ) -> None:
-        super().__init__(metrics, "datanode", collection, stream)
+        super().__init__(metrics, "datanode", stream)
         self._name = collection.name
         self._rows = metrics.counter("datanode_msg_rows_total")
         self._checkpoint_s = 0.0
         metrics.watch("datanode_fg_buffer_size", buffered_bytes, collection_name=collection.name)
+        watch_pending(metrics, "datanode", collection.name, lambda: stream.buffered_bytes)
 
         def lag() -> float:
             return lag_ms(clock, max(stream.end_ts, stream.idle_time))

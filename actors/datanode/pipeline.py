@@ -29,7 +29,7 @@ from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, op
 from ..pchannels import pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
-from .metrics import FlushMetrics
+from .metrics import FlushMetrics, end_computed
 from .wal_identity import open_own_table
 
 RETRY_FIRST_S = 0.2
@@ -115,6 +115,10 @@ class FlushPipeline:
                 await asyncio.gather(self._flushing, return_exceptions=True)
             self._metrics.publish()
             await stream.close()
+
+    def end_series(self) -> None:
+        """`Pipeline.end_series`."""
+        end_computed(self._node.metrics, self.collection)
 
     async def _open(self) -> DispatchedStream:
         location = self._node.tables.table(self.collection.name, LOG)

@@ -12,7 +12,7 @@ from ...runtime.cluster.state import LOADED, ROWS
 from ...runtime.errors import CollectionNotFound, CollectionNotLoaded, TidewalError
 from ...runtime.rpc.server import Request
 from ..collection_reader import CollectionReaderRole, Pipeline, part_key
-from ..metrics import measure_limit
+from ..metrics import measure_limit, watch_pending
 from ..node import Node
 from ..requests import Answer, Method, OfCollection
 from .handover import Handover
@@ -81,6 +81,9 @@ class LoadedCollections(CollectionReaderRole, ABC):
     def pipeline(self, part: Collection) -> RowPipeline:
         whole = self.catalog.catalog.by_id(part.id) or part
         watch_rows(self.node.metrics, part.name, lambda: self._stores(part.id))
+        watch_pending(
+            self.node.metrics, self.role, part.name, lambda: sum(each.pending_bytes for each in self.parts(part.id))
+        )
         return RowPipeline(self, whole, part.vchannels, self._memory, self._past)
 
     def _stores(self, id: int) -> list[RowStore]:
@@ -140,7 +143,6 @@ class LoadedCollections(CollectionReaderRole, ABC):
         for part in self.parts(collection.id):
             for vchannel in gone.intersection(part.vchannels):
                 part.discard(vchannel)
-                self.node.metrics.remove("querynode_consume_tt_lag_ms", channel_name=vchannel)
             if not part.stores:
                 await self._end_pipeline(part_key(part.collection))
 

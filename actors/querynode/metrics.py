@@ -57,3 +57,9 @@ def watch_lag(metrics: Metrics, clock: HybridClock, vchannels: Iterable[str], ti
 
     for vchannel in vchannels:
         metrics.watch("querynode_consume_tt_lag_ms", lag, channel_name=vchannel)
+
+
+def forget_lag(metrics: Metrics, vchannels: Iterable[str]) -> None:
+    """End the series of these vchannels: they would be further behind for ever."""
+    for vchannel in vchannels:
+        metrics.remove("querynode_consume_tt_lag_ms", channel_name=vchannel)

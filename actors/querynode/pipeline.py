@@ -30,7 +30,7 @@ from ..datanode.log_reader import NewestVersions, read_current_at
 from ..datanode.log_table import LogTable
 from ..datanode.wal_identity import OwnTable, open_own_table
 from ..metrics import ScanMetrics, lag_ms
-from .metrics import LoadMetrics, watch_lag
+from .metrics import LoadMetrics, forget_lag, watch_lag
 from .past_rows import PastRows
 from .row_store import RowMemory, RowStore
 
@@ -102,7 +102,7 @@ class RowPipeline:
 
     async def _follow(self, beginning: BeginningCheck) -> None:
         """Apply what the stream reads, until that ends. Raises `PositionLost`."""
-        scan = ScanMetrics(self._node.metrics, "querynode", self.collection, self._stream)
+        scan = ScanMetrics(self._node.metrics, "querynode", self._stream)
         for time in (beginning.now, *(time for time, _, _ in self._waiters)):  # questions that came while it was loaded
             self._stream.wait_for(time)
         try:
@@ -257,9 +257,19 @@ class RowPipeline:
         thread."""
         return max(self._tsafe, self._stream.idle_time) if self._tsafe else self._reached
 
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that were read and not applied yet. From any thread."""
+        return self._stream.buffered_bytes
+
+    def end_series(self) -> None:
+        """`Pipeline.end_series`."""
+        forget_lag(self._node.metrics, self._stores)
+
     def discard(self, vchannel: str) -> None:
         """Let go of the rows of a vchannel that other nodes have. Questions that read them have them until they end."""
         self._stores.pop(vchannel).release()
+        forget_lag(self._node.metrics, [vchannel])
         if self._stores:
             self._stream.give_up(vchannel)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.actors.conftest import PEOPLE
 from tests.actors.nodes import LEASE_S, TAKEN_OVER_S, NodeProcess, Nodes
 from tidewal.actors.mixcoord.cluster_metrics import EVERY_S
-from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.cluster.roles import DATA_NODE, ROLE_NAMES
 from tidewal.runtime.cluster.version import THIS_VERSION
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -88,3 +89,22 @@ async def test_a_role_that_no_member_offers_is_shown_as_none(nodes: Nodes) -> No
     await nodes.start("first", [role for role in ROLE_NAMES if role != "querynode"])
     await asyncio.sleep(SHOWN_S)
     assert shown(nodes.running["first"], "mixcoord_member_num")["querynode"] == 0
+
+
+async def test_a_datanode_shows_nothing_of_collections_that_another_one_has_by_now(nodes: Nodes) -> None:
+    first = await nodes.start("first")
+    async with nodes.client() as client:
+        for number in range(6):
+            await client.create_collection(replace(PEOPLE, name=f"people{number}"))
+    second = await nodes.start("second", (DATA_NODE,))
+    await asyncio.sleep(TAKEN_OVER_S)
+    series = {
+        "datanode_consume_tt_lag_ms": 12,
+        "datanode_channel_checkpoint_unix_seconds": 12,
+        "datanode_fg_buffer_size": 6,
+    }
+    for name, count in series.items():
+        shares = [set(shown(node, name)) for node in (first, second)]
+        assert all(shares), name
+        assert not set.intersection(*shares), name
+        assert len(set.union(*shares)) == count, name

@@ -31,6 +31,7 @@ async def test_a_released_collection_takes_no_memory_and_its_queries_say_what_to
             assert isinstance(error, CollectionNotLoaded)
             assert "load_collection" in error.message
         await home.until(lambda: not node.node.metrics.value("querynode_memory_bytes", collection_name="people"))
+        assert not node.node.metrics.series("querynode_consume_tt_lag_ms"), "which would grow for ever"
 
 
 @pytest.mark.asyncio(loop_factories=["memory"])

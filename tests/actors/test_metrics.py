@@ -14,7 +14,6 @@ from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.actor import Actor, ActorSystem
 from tidewal.runtime.actor.metrics import ActorMetrics
-from tidewal.runtime.catalog.catalog import Collection
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import JournalFailed, Lagging, OrderViolated, Overloaded, Unavailable
@@ -217,7 +216,7 @@ async def test_what_a_reader_drops_is_counted():
         await wal.append("c", payload, 0)
     stream = TtMsgStream(wal, vchannels=["c_1v0"])
     stream.as_consumer(["c"], From.EARLIEST)
-    scan_metrics = ScanMetrics(metrics, "datanode", a_collection(), stream)
+    scan_metrics = ScanMetrics(metrics, "datanode", stream)
     with pytest.raises(OrderViolated):
         async for _ in stream:
             pass
@@ -233,10 +232,6 @@ async def test_what_a_reader_drops_is_counted():
     assert metrics.value("wal_scan_incomplete_batch_total", **read) == 1
     assert metrics.value("wal_scan_time_tick_violation_message_total", **read) == 1
     await stream.close()
-
-
-def a_collection() -> Collection:
-    return Collection(1, PEOPLE, ("c_1v0",), 1)
 
 
 @pytest.mark.asyncio(loop_factories=["memory"])
