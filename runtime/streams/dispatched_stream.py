@@ -121,7 +121,7 @@ class DispatchedStream(TtMsgStream):
 
     @property
     def _targets(self) -> Iterable[Target]:
-        return cast("Iterable[Target]", self._channels.values())
+        return cast("Iterable[Target]", list(self._channels.values()))
 
     async def _read_channel(self, channel: TtChannel) -> None:
         """Let the dispatcher of a channel read it for this stream, too."""
@@ -149,7 +149,7 @@ class DispatchedStream(TtMsgStream):
         for target in self._targets:
             if target.scan is not None:
                 target.scan.tell(target)
-        needed = [record.ts for target in self._targets for record in target.first_message()]
+        needed = [first.ts for target in self._targets if (first := target.first_message) is not None]
         if (wanted := self._next_wanted()) is not None:
             needed.append(wanted)
         if needed:

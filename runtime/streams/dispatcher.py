@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import NamedTuple, Protocol
 
 from ..clock import physical_ms
@@ -119,9 +119,15 @@ class Target(TtChannel):
         self.account()
         return True
 
-    def first_message(self) -> Iterator[Record]:
-        """The first record of the buffer that is no tick, if there is one. (Ticks do not follow each other.)"""
-        return islice((record for record in self.buffer if record.type is not RecordType.TIME_TICK), 1)
+    @property
+    def first_message(self) -> Record | None:
+        """The first record of the buffer that is no tick, if there is one. (Ticks do not follow each other.) From any
+        thread."""
+        try:
+            first = self.buffer[0]
+            return self.buffer[1] if first.type is RecordType.TIME_TICK else first
+        except IndexError:
+            return None
 
     def moved_to(self, place: Place) -> None:
         """Everything up to `place` was delivered."""
@@ -144,7 +150,7 @@ class Target(TtChannel):
     def idle_time(self) -> int:
         """Up to when all of the channel was handed out: its time, or that before the first message that was not; 0
         where it was not read yet."""
-        if (message := next(self.first_message(), None)) is not None:
+        if (message := self.first_message) is not None:
             return message.ts - 1
         scan = self.scan
         return 0 if scan is None or not scan.reached(self) else scan.time

@@ -210,8 +210,8 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes read and not yet handed out."""
-        return sum(channel.bytes for channel in self._channels.values())
+        """Bytes read and not yet handed out. From any thread."""
+        return sum(channel.bytes for channel in list(self._channels.values()))
 
     @property
     def counts(self) -> dict[str, ReadCounts]:

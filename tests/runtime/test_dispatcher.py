@@ -566,6 +566,25 @@ async def test_what_a_stream_gives_up_is_handed_out_and_read_no_more(memory):
     assert dispatchers.budget.used == 0
 
 
+async def test_how_far_a_stream_is_can_be_asked_while_another_thread_moves_its_buffer(memory):
+    stream = DispatchedStream(memory, Dispatchers(memory, 10**6, Metrics()), ["p_1v0"])
+    stream.as_consumer(["p"])
+    [target] = stream._targets
+
+    class Moving:
+        ts = 8
+
+        @property
+        def type(self) -> RecordType:
+            target.buffer.append(self)  # as the loop's thread may, whenever it runs
+            return RecordType.TIME_TICK
+
+    target.buffer.append(Moving())
+    assert target.idle_time == 7
+    target.buffer.clear()
+    assert target.idle_time == 0, "nothing of it was read"
+
+
 async def test_only_who_needs_what_retention_removed_is_told(memory):
     dispatchers = Dispatchers(memory, 10**6, Metrics())
     records = [row(cseq, "p_1", b"%d" % cseq) for cseq in range(1, 11)]
