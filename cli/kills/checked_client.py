@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...actors.client import Client
 from ...runtime.rows.schema import CollectionSchema, Field
@@ -25,6 +25,8 @@ KEYS = 8  # written at a time by each client
 DELETES = 0.2  # of all sets
 CALLS_PER_S = 15.0
 RETRY_S = 0.2
+
+Versions: TypeAlias = dict[str, int | list[int]]  # by key
 
 
 class CheckedClient:
@@ -113,7 +115,7 @@ class CheckedClient:
             consistency = "session" if session else "strong"
             read = partial(read_keys, self._client, owner, consistency, self._deadline_s)
 
-            async def rows(read: Callable[[], Awaitable[dict[str, int]]] = read) -> dict[str, Any]:
+            async def rows(read: Callable[[], Awaitable[Versions]] = read) -> dict[str, Any]:
                 return {"rows": await read()}
 
             await self.call("read", rows, owner=owner, consistency=consistency)
@@ -167,7 +169,10 @@ class CheckedClient:
         return True
 
 
-async def read_keys(client: Client, owner: str, consistency: Any, deadline_s: float) -> dict[str, int]:
-    """The keys of a client, and their versions."""
+async def read_keys(client: Client, owner: str, consistency: Any, deadline_s: float) -> Versions:
+    """The keys of a client, and their versions. A key that is there several times has a list, which no write made."""
     answer = await client.query(THINGS.name, f'owner == "{owner}"', consistency=consistency, deadline_s=deadline_s)
-    return {row["id"]: row["version"] for row in answer.table.to_pylist()}
+    found: dict[str, list[int]] = {}
+    for row in answer.table.to_pylist():
+        found.setdefault(row["id"], []).append(row["version"])
+    return {key: versions[0] if len(versions) == 1 else versions for key, versions in found.items()}

@@ -9,19 +9,24 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from tests.commands import Command, Start
 from tests.kill_demo import descendants, still_there
 from tidewal.actors.client import Client
 from tidewal.cli.kills import kill_run
+from tidewal.cli.kills.checked_client import read_keys
 from tidewal.cli.kills.final_state import FinalState, read_final_state
 from tidewal.cli.main import FAILED
 from tidewal.cli.verify_kills import VIOLATED
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.signals import INTERRUPTED
+from tidewal.runtime.testing.histories import history_checks
+from tidewal.runtime.testing.histories.client_history import ClientCall
 
 BOUND_S = 300.0
 
@@ -78,6 +83,21 @@ def test_a_row_that_is_lost_is_found_and_all_is_kept(
     assert "violated; 0 faults" in out
     assert "seed " in err
     assert (tmp_path / "run" / "client-1.jsonl").exists()
+
+
+async def test_a_key_that_a_strong_read_has_twice_is_found() -> None:
+    class Doubled:
+        async def query(self, *_: object, **__: object) -> SimpleNamespace:
+            return SimpleNamespace(table=pa.table({"id": ["a/k", "a/l", "a/k"], "version": [1, 1, 2]}))
+
+    rows = await read_keys(cast("Client", Doubled()), "a", "strong", 1.0)
+    calls = [
+        ClientCall("a", "set", {"values": {"a/k": 1, "a/l": 1}}, 1, 2, "ok"),
+        ClientCall("a", "set", {"values": {"a/k": 2}}, 3, 4, "ok"),
+        ClientCall("b", "read", {"owner": "a", "consistency": "strong"}, 5, 6, "ok", {"rows": rows}),
+    ]
+    [found] = history_checks.keys(calls)
+    assert "says a/k is [1, 2]" in found
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ it found, as sentences. The calls that they know:
     saw       channel, ids                                          watched
     insert    first, count: rows of these ids    ts                 rows
     set       values: {key: version or null}     ts                 keys, versions
-    read      owner, consistency                 rows: {key: n}     keys
+    read      owner, consistency                 rows: {key: n}     keys (several n of a key are a list)
     create_collection, drop_collection: collection                  collections
 
 Payloads are PRODUCER:NUMBER, keys OWNER/NAME; an owner's versions rise, and null deletes a key.
