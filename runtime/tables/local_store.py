@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from .table_store import CURRENT, LOG, CreatedFile, StoreUri, TableLocation, Tab
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 IDENTITY_FILE = ".store"
+_escape = re.compile(r"%[0-9A-Fa-f]{2}")  # the Delta library writes below such a folder, and reads below another one
 
 
 class LocalTableLocation(TableLocation):
@@ -97,6 +99,12 @@ class LocalTableStore(TableStore):
         return self._folder.is_dir()
 
     def prepare(self) -> None:
+        if found := _escape.search(os.path.realpath(self._folder)):
+            raise DirectoryUnwritable(
+                f"{self} cannot have tables: the Delta library takes {found[0]} in a path for another character: "
+                "choose another directory",
+                path=str(self),
+            )
         try:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
             self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
