@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from ...runtime.errors import TidewalError
+from ...runtime.errors import Closed, TidewalError
 from .checkpoints import Checkpoints
 from .compactor import Compactor
 from .control import Control, Truncated
@@ -46,6 +46,8 @@ class Maintenance:
         while self._owns():
             try:
                 await self._turn()
+            except Closed:
+                return
             except TidewalError as error:
                 _log.warning("the log's maintenance is put off: %s", error)
             await asyncio.sleep(self._pace.turn_s)

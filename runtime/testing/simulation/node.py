@@ -18,7 +18,7 @@ from ...cluster.membership import NodeMembership
 from ...cluster.roles import COORDINATOR, STREAMING_NODE
 from ...cluster.state import RATES, NodeMember
 from ...cluster.version import TidewalVersion
-from ...errors import Fenced, PreconditionFailed, TidewalError, Unavailable
+from ...errors import Closed, Fenced, PreconditionFailed, TidewalError, Unavailable
 from ...log.names import Names
 from ...ownership import Appended
 from ...replicated.replica import SnapshotPacing
@@ -236,10 +236,10 @@ class SimulatedNode:
         )
 
     async def _release(self, channels: Mapping[str, tuple[int, int, bytes]]) -> None:
-        """Until it counts, or another grant shows that it is not needed any more."""
+        """Until it counts, another grant shows that it is not needed any more, or the node has ended."""
         for name, given in channels.items():
             while True:
-                with suppress(PreconditionFailed):
+                with suppress(PreconditionFailed, Closed):
                     try:
                         await self._propose("released", {name: given})
                     except Unavailable:
