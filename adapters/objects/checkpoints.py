@@ -32,6 +32,13 @@ class Checkpoints:
         keys = [key async for key in self._objects.store.list(FOLDER)]
         return sorted(int(key.removeprefix(FOLDER), 16) for key in keys)
 
+    async def find_newest(self) -> list[int]:
+        """Know the newest one, also where others made it since this process loaded one, and those between were deleted:
+        in one of their places a checkpoint would not be found. Returns the numbers of the older ones."""
+        listed = await self.listed()
+        self.newest = max([self.newest, *listed])
+        return [number for number in listed if number < self.newest]
+
     async def load(self) -> bool:
         """Have the state of the newest checkpoint, where that is later. Raises `CorruptLog` and `FormatTooNew`."""
         while (number := max(await self.listed(), default=0)) > self.newest:

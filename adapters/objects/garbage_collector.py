@@ -33,9 +33,8 @@ class GarbageCollector:
 
     async def survey(self) -> None:
         """Note what earlier owners have left behind without noting it. A run of this epoch may be about to be named."""
-        older = [number for number in await self._checkpoints.listed() if number < self._checkpoints.newest]
-        self._note(map(checkpoint_key, older))
-        self._noted_before = self._checkpoints.newest
+        self._note(map(checkpoint_key, await self._checkpoints.find_newest()))
+        self._noted_before = max(self._checkpoints.newest, 1)
         live, mine = self._live(), run_key(self._state.epoch, 0)
         self._note([key async for key in self._objects.store.list(RUNS) if key < mine and key not in live])
 
@@ -56,7 +55,7 @@ class GarbageCollector:
             garbage.blocks.append((self._time.now_ms(), needed))
         self._note(map(checkpoint_key, range(self._noted_before, newest)))
         self._noted_before = max(newest, 1)
-        self._note(self._runs - live)
+        self._note(sorted(self._runs - live))
         self._runs = {key for key in live if key.startswith(RUNS)}
 
     def _note(self, keys: Iterable[str]) -> None:

@@ -54,7 +54,7 @@ class Maintenance:
 
     async def _turn(self) -> None:
         await self._apply_retention()
-        if self._surveyed_to < self._state.epoch and self._checkpoints.newest:
+        if self._surveyed_to < self._state.epoch:
             await self._collector.survey()
             self._surveyed_to = self._state.epoch
         while await self._compactor.compact():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.adapters.objects.processes import QUICK, Process, Processes, entries_of, virtual
+from tests.adapters.objects.processes import QUICK, Process, Processes, entries_of, until_owned, virtual
 from tidewal.adapters.objects.block import SectionRow
 from tidewal.adapters.objects.checkpoint import HEADER_BYTES, decode_checkpoint, encode_checkpoint
 from tidewal.adapters.objects.checkpoints import checkpoint_key
@@ -174,3 +174,28 @@ async def test_a_look_into_the_store_that_ends_late_applies_nothing_that_the_own
     await looking
     await owner.wal.append("a", b"x")
     assert await entries_of(owner.wal, "a", 1) == [b"x"]
+
+
+@virtual
+async def test_an_owner_that_was_open_for_long_makes_its_checkpoints_behind_those_of_the_ones_before(
+    processes: Processes,
+) -> None:
+    """It knows a checkpoint that was deleted long ago, and in the places of those that followed is none."""
+    owner, written = await owner_with_checkpoints(processes, 2)
+    successor = await processes.open()
+    known = successor.wal._checkpoints.newest
+    following = checkpoint_key(known + 1)
+    while owner.wal._checkpoints.newest == known or following in processes.objects.bodies:
+        await elapse(1)
+        written.append(b"%d" % len(written))
+        await owner.wal.append("a", written[-1])
+        assert await successor.wal.latest_id("a") is not None  # so it looks again and again
+    assert successor.wal._checkpoints.newest == known
+    processes.kill(owner)
+    written.append(b"successor")
+    await until_owned(successor, "a")
+    for _ in range(40):
+        written.append(b"%d" % len(written))
+        await successor.wal.append("a", written[-1])
+    await elapse(3 * QUICK.grace_s)
+    assert await entries_of((await processes.open()).wal, "a", len(written)) == written
