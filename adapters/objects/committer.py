@@ -39,8 +39,7 @@ class Committer:
         lost: Callable[[], None],
     ) -> None:
         """`durable` is called for each block that is durable once the state has it, before its submits are answered;
-        `wanted` when there is something to commit and the log is not owned, `lost` when another process has ended the
-        epoch, or the store has failed."""
+        `wanted` when there is something to commit and the log is not owned, `lost` when it is owned no more."""
         self._objects, self._state, self._settings, self._time = objects, state, settings, time
         self._durable, self._wanted, self._lost = durable, wanted, lost
         self._loop = asyncio.get_running_loop()
@@ -49,6 +48,7 @@ class Committer:
         self._queued_bytes = 0
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
         self._writer: BlockWriter | None = None
+        self._handing_over = False
         self._epoch = self._number = self._seq = 0  # of the next block, and of its first entry
         self._closed_at = float("-inf")  # when the last block was closed
         self._pumping: asyncio.Handle | None = None
@@ -70,30 +70,36 @@ class Committer:
         self._wake()
 
     async def hand_over(self) -> None:
-        """End the epoch behind what is in flight, so that the next owner need not wait. Where the store does not answer
-        in time the next owner finds out by itself."""
-        writer = self._stop()
+        """End the epoch behind what is in flight, so that the next owner need not wait; until that is done this process
+        owns the log, and closes no more blocks. Where the store does not answer in time the next owner finds out by
+        itself."""
+        writer = self._writer
         if writer is None:
             return
+        self._handing_over = True
         try:
             async with asyncio.timeout(self._settings.delivery_timeout_s):
                 await writer.drained()
-                await self._objects.end_epoch(BlockKind.FENCE, self._epoch, self._state.number)
+                if self._writer is writer:
+                    await self._objects.end_epoch(BlockKind.FENCE, self._epoch, self._state.number)
         except TimeoutError:
             writer.abandon()
-        self._refuse_inflight(_unknown())
-
-    def _stop(self) -> BlockWriter | None:
-        """Close no more blocks. Returns the writer of those that are in flight."""
-        writer, self._writer = self._writer, None
-        if self._marking is not None:
-            self._marking.cancel()
-        return writer
+        finally:
+            self._handing_over = False
+        if self._writer is writer:
+            self._end(_unknown())
 
     def _on_ended(self, error: TidewalError) -> None:
         """The epoch is over: what is in flight is not in the log, unless the store itself has failed."""
-        self._stop()
-        self._refuse_inflight(error if isinstance(error, Fenced) else type(error)(str(error), outcome_unknown=True))
+        self._end(error if isinstance(error, Fenced) else type(error)(str(error), outcome_unknown=True))
+
+    def _end(self, error: TidewalError) -> None:
+        """Own the log no more, and answer with `error` what is in flight: the next epoch of this process begins without
+        anything of this one."""
+        self._writer = None
+        if self._marking is not None:
+            self._marking.cancel()
+        self._refuse_inflight(error)
         self._lost()
         self._wake()
 
@@ -143,7 +149,7 @@ class Committer:
         """Close the blocks that may be closed now."""
         self._pumping = None
         self._receive()
-        while self._queue and self._writer is not None and self._writer.free:
+        while self._queue and self._writer is not None and self._writer.free and not self._handing_over:
             full = self._queued_bytes >= self._settings.block_bytes
             least_s = self._settings.least_interval_s
             due = self._closed_at + (least_s if full else max(least_s, self._settings.linger_s))
@@ -200,7 +206,7 @@ class Committer:
         if self._writer is None:
             return
         now, mark_s = self._loop.time(), self._settings.mark_s
-        if now >= self._closed_at + mark_s and self._writer.idle:
+        if now >= self._closed_at + mark_s and self._writer.idle and not self._handing_over:
             self._close_block([])
         due = self._closed_at + mark_s
         self._marking = self._loop.call_at(due if due > now else now + mark_s, self._mark)

@@ -215,6 +215,38 @@ async def test_a_strong_read_at_an_idle_owner_sees_what_its_successor_acknowledg
 
 
 @virtual
+async def test_an_owner_that_hands_over_takes_nothing_in_flight_into_its_next_epoch(processes: Processes) -> None:
+    """Its block is on the way while another process, which is gone again, has put a fence in its place."""
+    owner = await processes.owner("a")
+    await owner.wal.append("a", b"before")
+    late, arriving, store_create = block_key(1, len(processes.blocks(1))), asyncio.Event(), owner.store.create
+
+    async def late_create(key: str, body: bytes) -> bool:
+        if key == late:
+            await arriving.wait()
+        return await store_create(key, body)
+
+    owner.store.create = late_create  # type: ignore[method-assign]
+    lost = asyncio.ensure_future(owner.wal.append("a", b"lost"))
+    await elapse(0.1)
+    successor = await processes.open()
+    await successor.wal._objects.claim(2)
+    await successor.wal._ownership._end_lower_epochs(2)
+    await successor.wal._objects.end_epoch(BlockKind.FENCE, 2, 0)
+    asking = asyncio.ensure_future(owner.wal.latest_id("a"))
+    await elapse(0.2)
+    after = asyncio.ensure_future(owner.wal.append("a", b"after"))
+    await elapse(LEASE_S)
+    arriving.set()
+    with pytest.raises(Fenced):
+        await lost
+    await asyncio.gather(asking, after)
+    assert await owner.wal.latest_id("a") == after.result()
+    for process in (owner, await processes.open()):
+        assert await entries_of(process.wal, "a", 2) == [b"before", b"after"]
+
+
+@virtual
 async def test_many_strong_reads_cost_one_request(processes: Processes) -> None:
     owner = await processes.owner("a")
     await owner.wal.append("a", b"x")
