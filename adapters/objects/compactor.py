@@ -83,7 +83,7 @@ class Compactor:
                 break
             taken.append(key)
             size += live[key]
-        for key in sorted(live.keys() - set(blocks), key=lambda key: live[key]):
+        for _, key in sorted((live[key], key) for key in live.keys() - set(blocks)):
             if live[key] > min(size, pace.run_bytes // 2) or size + live[key] > 2 * pace.run_bytes:
                 break
             taken.append(key)

@@ -9,7 +9,7 @@ class News:
     """What the readers of an open log wait for, on its loop."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # who came first is woken first
 
     @property
     def awaited(self) -> bool:
@@ -19,11 +19,11 @@ class News:
     async def wait(self) -> None:
         """Return after the next `tell`, or raise the error of the next `fail`."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
         try:
             await waiting
         finally:
-            self._waiting.discard(waiting)
+            del self._waiting[waiting]
 
     def tell(self) -> None:
         """Let all that wait look again."""
