@@ -120,7 +120,7 @@ class ObjectWal(GroupWal):
             self._objects, self._state, self._tail, self._committer, self._time, settings, self._on_owned
         )
         self._sections = SectionReader(
-            self._objects, self._cache, lambda: self._fresh(confirmed=False), lambda: self._closed
+            self._objects, self._cache, lambda: self._fresh(confirmed=True), lambda: self._closed
         )
         self._pending = PendingBytes(settings.pending_bytes, shown)
         self._ephemeral: dict[str, EphemeralChannel] = {}

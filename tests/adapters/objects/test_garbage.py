@@ -146,6 +146,27 @@ async def test_a_reader_that_slept_past_the_grace_time_misses_nothing(processes:
 
 
 @virtual
+async def test_a_reader_at_an_owner_that_slept_past_the_grace_time_learns_what_was_removed(
+    processes: Processes,
+) -> None:
+    """The owner does not know yet that it is one no more when an object is gone."""
+    owner = await processes.owner("a")
+    ids = [await owner.wal.append("a", bytes(200)) for _ in range(90)]
+    await elapse(5)
+    read = owner.wal.read("a", From.EARLIEST)
+    assert (await anext(read))[-1].id < ids[60]
+    owner.store.stop()
+    reading = asyncio.ensure_future(anext(read))
+    successor = await processes.open()
+    await until_owned(successor, "a")
+    await successor.wal.truncate("a", ids[-1])
+    await elapse(3 * QUICK.grace_s)
+    owner.store.go_on()
+    with pytest.raises(PositionLost):
+        await reading
+
+
+@virtual
 async def test_a_slow_reader_has_the_grace_time(processes: Processes) -> None:
     """It has looked, and reads on from what it knows; for so long what was truncated behind its back stays."""
     owner = await processes.owner("a")
@@ -224,7 +245,8 @@ async def test_a_log_without_garbage_costs_no_request(processes: Processes) -> N
     before = dict(processes.objects.requests)
     await elapse(LEASE_S)
     after = processes.objects.requests
-    assert (after["list"], after["get"], after["delete"]) == (before["list"], before["get"], before["delete"])
+    assert (after["get"], after["delete"]) == (before["get"], before["delete"])
+    assert after["list"] - before["list"] <= 1  # behind so many marks a checkpoint is due
     assert after["create"] - before["create"] <= 2  # its marks
 
 
