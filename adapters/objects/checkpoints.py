@@ -32,13 +32,6 @@ class Checkpoints:
         keys = [key async for key in self._objects.store.list(FOLDER)]
         return sorted(int(key.removeprefix(FOLDER), 16) for key in keys)
 
-    async def find_newest(self) -> list[int]:
-        """Know the newest one, also where others made it since this process loaded one, and those between were deleted:
-        in one of their places a checkpoint would not be found. Returns the numbers of the older ones."""
-        listed = await self.listed()
-        self.newest = max([self.newest, *listed])
-        return [number for number in listed if number < self.newest]
-
     async def load(self) -> bool:
         """Have the state of the newest checkpoint, where that is later. Raises `CorruptLog` and `FormatTooNew`."""
         while (number := max(await self.listed(), default=0)) > self.newest:
@@ -56,6 +49,8 @@ class Checkpoints:
 
     async def make(self) -> None:
         """Make a checkpoint of the state. It goes behind those of other processes, unless one of them is later."""
+        if await self._overtaken():
+            return
         state, place = self._state, self._state.place
         data = encode_checkpoint(self._objects.log, self._objects.writer, state)
         blocks, bytes_ = state.blocks, state.bytes
@@ -68,3 +63,16 @@ class Checkpoints:
             self.newest += 1
         self.place, self.size = place, len(data)
         state.blocks, state.bytes = state.blocks - blocks, state.bytes - bytes_
+
+    async def _overtaken(self) -> bool:
+        """Whether another process has made a later one, so that this process owns the log no more. Others may also have
+        made some and deleted those behind the newest that is known here: in one of their places none would be found."""
+        number = max(await self.listed(), default=0)
+        if number <= self.newest:
+            return False
+        key = checkpoint_key(number)
+        header = await self._objects.store.get(key, 0, HEADER_BYTES)
+        if header is None or place_of(header, key, self._objects.log) > self._state.place:
+            return True
+        self.newest = number
+        return False

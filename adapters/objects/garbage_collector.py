@@ -33,8 +33,9 @@ class GarbageCollector:
 
     async def survey(self) -> None:
         """Note what earlier owners have left behind without noting it. A run of this epoch may be about to be named."""
-        self._note(map(checkpoint_key, await self._checkpoints.find_newest()))
-        self._noted_before = max(self._checkpoints.newest, 1)
+        *older, newest = await self._checkpoints.listed() or [1]
+        self._note(map(checkpoint_key, older))
+        self._noted_before = max(self._noted_before, newest)
         live, mine = self._live(), run_key(self._state.epoch, 0)
         self._note([key async for key in self._objects.store.list(RUNS) if key < mine and key not in live])
 
@@ -54,7 +55,7 @@ class GarbageCollector:
         if needed > (garbage.blocks[-1][1] if garbage.blocks else garbage.deleted_to):
             garbage.blocks.append((self._time.now_ms(), needed))
         self._note(map(checkpoint_key, range(self._noted_before, newest)))
-        self._noted_before = max(newest, 1)
+        self._noted_before = max(self._noted_before, newest)
         self._note(sorted(self._runs - live))
         self._runs = {key for key in live if key.startswith(RUNS)}
 

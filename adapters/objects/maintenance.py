@@ -54,9 +54,10 @@ class Maintenance:
 
     async def _turn(self) -> None:
         await self._apply_retention()
-        if self._surveyed_to < self._state.epoch:
+        epoch = self._state.epoch
+        if self._surveyed_to < epoch:
             await self._collector.survey()
-            self._surveyed_to = self._state.epoch
+            self._surveyed_to = epoch
         while await self._compactor.compact():
             pass
         self._collector.note()
