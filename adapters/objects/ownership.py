@@ -55,6 +55,7 @@ class Ownership:
             return
         if self._acquiring is None or self._acquiring.done():
             self._acquiring = asyncio.create_task(self._acquire(), name="acquire the log")
+            self._acquiring.add_done_callback(_retrieve)
         await _outcome(self._acquiring)
 
     async def _acquire(self) -> None:
@@ -109,6 +110,7 @@ class Ownership:
         if self._confirming_next is None:
             earlier = self._confirming
             self._confirming_next = asyncio.create_task(self._confirm(earlier), name="confirm the claim")
+            self._confirming_next.add_done_callback(_retrieve)
         await _outcome(self._confirming_next)
 
     async def _confirm(self, earlier: asyncio.Task[None] | None) -> None:
@@ -124,6 +126,12 @@ class Ownership:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Take the error of a task for which none may wait any more, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _outcome(task: asyncio.Task[None]) -> None:
