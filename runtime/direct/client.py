@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ..log.record import decode
 from ..rpc.routes import Asker, RequestKey
-from .connection import FramedConnection
+from .ends import ConnectingEnd
 from .frames import Head
-from .handshake import VERSION, Handshake, arguments_of, new_nonce, nonce_in
+from .handshake import arguments_of
 
 
-class OutgoingConnection(FramedConnection):
+class OutgoingConnection(ConnectingEnd):
     """A connection to another node: a `RequestRoute`. When it ends, all that wait for a reply are told."""
 
     def __init__(self, node: str, key: bytes, to: str) -> None:
         """`node` is the incarnation of this process, `to` the one that is to be at the other end."""
-        super().__init__()
-        self._handshake = Handshake(key, client=node, server=to, client_nonce=new_nonce())
+        super().__init__(node, key, to)
         self._asking: dict[RequestKey, Asker] = {}
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.write(["hello", VERSION, self._handshake.client_nonce])
-
-    def on_frame(self, head: Head, payload: bytes) -> None:
-        if self.established:
-            arguments_of(head, "reply", 0)
-            self._conclude(payload)
-        elif not self._handshake.server_nonce:
-            [nonce] = arguments_of(head, "challenge", 1)
-            self._handshake.server_nonce = nonce_in(nonce)
-            self.write(["proof", self._handshake.client, self._handshake.proof("client")])
-        else:
-            [proof] = arguments_of(head, "welcome", 1)
-            self._handshake.check("server", proof)
-            self.establish()
+    def on_message(self, head: Head, payload: bytes) -> None:
+        arguments_of(head, "reply", 0)
+        self._conclude(payload)
 
     def _conclude(self, payload: bytes) -> None:
         record = decode(payload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import ClassVar, cast
 
 from ..errors import BadRecord, Overloaded, TidewalError, Unavailable
 from ..log.record import DECODE_ERRORS
@@ -25,6 +25,9 @@ class FramedConnection(asyncio.Protocol):
 
     Sending never waits: what the transport cannot take yet it keeps, up to `UNSENT_BYTES`. All belongs to one loop.
     """
+
+    payload_bytes: ClassVar[int] = MESSAGE_BYTES_MAX
+    """The largest payload of a frame that is taken once the ends know each other."""
 
     def __init__(self) -> None:
         self.ended: TidewalError | None = None
@@ -93,7 +96,7 @@ class FramedConnection(asyncio.Protocol):
     def establish(self) -> None:
         """The handshake is done: take messages, and send signs of life."""
         self.established = True
-        self._splitter.payload_bytes = MESSAGE_BYTES_MAX
+        self._splitter.payload_bytes = self.payload_bytes
         self._changed.set()
         self._after(PING_S, self._look)
 

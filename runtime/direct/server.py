@@ -13,9 +13,9 @@ from ..log.record import decode
 from ..log.wal import OnAppended
 from ..rpc.protocol import MESSAGE_BYTES_MAX
 from ..rpc.server import Request, RequestPack, RpcServer
-from .connection import FramedConnection
+from .ends import AcceptingEnd
 from .frames import Head
-from .handshake import VERSION, Handshake, arguments_of, name_in, new_nonce, nonce_in
+from .handshake import arguments_of, name_in
 
 IN_FLIGHT_BYTES = 64 * 1024 * 1024  # of requests of one connection that the roles have not taken yet
 OVERHEAD_BYTES = 1024  # counted for each request beside its own
@@ -114,43 +114,23 @@ class DirectServer:
             connection.end(Closed("this node ends"))
 
 
-class IncomingConnection(FramedConnection):
+class IncomingConnection(AcceptingEnd):
     """A connection that another node has made: a `ReplyRoute` of its requests. While more than `IN_FLIGHT_BYTES` of
     them wait for the roles, nothing more is read of it."""
 
     def __init__(self, server: DirectServer) -> None:
-        super().__init__()
+        super().__init__(server.node, server.key)
         self.message_bytes: int = MESSAGE_BYTES_MAX
         self._server = server
-        self._handshake = Handshake(server.key, server=server.node)
         self._waiting = 0  # bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._server.came(self)
 
-    def on_frame(self, head: Head, payload: bytes) -> None:
-        if self.established:
-            [role] = arguments_of(head, "request", 1)
-            self._take(name_in(role), payload)
-        elif not self._handshake.client_nonce:
-            self._greet(head)
-        else:
-            self._prove(head)
-
-    def _greet(self, head: Head) -> None:
-        version, nonce = arguments_of(head, "hello", 2)
-        if version != VERSION:
-            raise BadRecord(f"version {version!r} of this protocol, this node has {VERSION}", reason="version")
-        self._handshake.client_nonce, self._handshake.server_nonce = nonce_in(nonce), new_nonce()
-        self.write(["challenge", self._handshake.server_nonce])
-
-    def _prove(self, head: Head) -> None:
-        client, proof = arguments_of(head, "proof", 2)
-        self._handshake.client = name_in(client)
-        self._handshake.check("client", proof)
-        self.write(["welcome", self._handshake.proof("server")])
-        self.establish()
+    def on_message(self, head: Head, payload: bytes) -> None:
+        [role] = arguments_of(head, "request", 1)
+        self._take(name_in(role), payload)
 
     def _take(self, role: str, payload: bytes) -> None:
         inbox = self._server.inboxes.get(role)
