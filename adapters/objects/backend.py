@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote
@@ -14,6 +15,7 @@ from ...runtime.log.redaction import shown_url, split_url
 from ...runtime.log.wal import Capabilities, Wal
 
 if TYPE_CHECKING:
+    from ...runtime.config.settings import ClusterSettings
     from ...runtime.metrics.metric import Metric
     from .settings import ObjectsSettings
     from .store import ObjectStore
@@ -29,6 +31,7 @@ CAPABILITIES: Final = Capabilities(
     atomic_commits=True,
     costly_appends=True,
 )
+LINKED: Final = replace(CAPABILITIES, multi_process_write=True, one_node=False)  # with a secret of the cluster
 NOT_ATOMIC: Final = {"aliyuncs.com": "Alibaba's OSS"}  # endpoints of stores that overwrite what is there
 OPTIONS: Final[tuple[str, ...]] = ("endpoint", "region")  # of a URL, for a bucket
 
@@ -47,12 +50,15 @@ class ObjectsBackend(WalBackend):
         own: bool | None = None,
         read_only: bool = False,
         settings: ObjectsSettings | None = None,
+        cluster: ClusterSettings | None = None,
         **options: Any,
     ) -> Wal:
         """Open `s3://bucket/prefix` (`gs://`, `az://account/container/prefix`) or `file:///absolute/directory`. Opening
         changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
-        With `own` True opening does so. A URL of a bucket may have `?endpoint=…&region=…`; credentials come from the
-        environment alone."""
+        With the secret of `cluster` it writes through that one. With `own` True opening does so; with False, and a
+        secret, this process never owns the log. A URL of a bucket may have `?endpoint=…&region=…`; credentials come
+        from the environment alone."""
+        from .link.access import link_access
         from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
         from .wal import ObjectWal
 
@@ -62,6 +68,7 @@ class ObjectsBackend(WalBackend):
         if split_url(url).scheme == "file" and settings.linger_ms < 0:
             settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
         tried = "endpoint" in dict(parse_qsl(split_url(url).query))  # the stores of S3, Google and Azure are known
+        options |= {"access": link_access(settings, cluster), "may_own": own is not False}
         wal = ObjectWal(shown_url(url), self._store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
         return wal

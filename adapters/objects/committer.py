@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...runtime.errors import Fenced, TidewalError, Unavailable
 from .block import Block, BlockHeader, BlockKind
 from .block_writer import BlockWriter
+from .link.log_link import LogLink
 from .log_objects import LogObjects
 from .log_state import LogState
 from .store_clock import StoreClock
@@ -42,6 +43,7 @@ class Committer:
         `wanted` when there is something to commit and the log is not owned, `lost` when it is owned no more."""
         self._objects, self._state, self._settings, self._time = objects, state, settings, time
         self._durable, self._wanted, self._lost = durable, wanted, lost
+        self.obstacle: str = ""  # why what is queued cannot be written at present, beside a store that does not answer
         self._loop = asyncio.get_running_loop()
         self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
         self._queue: deque[QueuedSubmit] = deque()
@@ -60,6 +62,11 @@ class Committer:
         """Whether this process owns the log, as far as it knows."""
         return self._writer is not None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits to be written or sent."""
+        return bool(self._queue or self._added)
+
     # ---- owning ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -67,7 +74,8 @@ class Committer:
         self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
         self._epoch, self._number, self._seq = self._state.epoch, self._state.number, self._state.seq
         self._marking = self._loop.call_later(self._settings.mark_s, self._mark)
-        self._wake()
+        self.obstacle = ""
+        self.wake()
 
     async def hand_over(self) -> None:
         """End the epoch behind what is in flight, so that the next owner need not wait; until that is done this process
@@ -100,8 +108,9 @@ class Committer:
         if self._marking is not None:
             self._marking.cancel()
         self._refuse_inflight(error)
+        self._refuse_own()
         self._lost()
-        self._wake()
+        self.wake()
 
     def _refuse_inflight(self, error: TidewalError) -> None:
         while self._inflight:
@@ -114,28 +123,46 @@ class Committer:
         """Queue a submit, behind all that were added before."""
         self._added.append(submit)
         if asyncio._get_running_loop() is self._loop:  # pyright: ignore[reportPrivateUsage] -- None on other threads
-            self._wake()
+            self.wake()
         else:
-            self._loop.call_soon_threadsafe(self._wake)
+            self._loop.call_soon_threadsafe(self.wake)
 
     def refuse(self, error: TidewalError) -> None:
-        """Answer with `error` what is queued: this process cannot own the log now."""
+        """Answer with `error` what is queued: it can be written nowhere now."""
         self._receive()
         while self._queue:
             self._pop().settle(error)
 
+    def send_over(self, link: LogLink) -> None:
+        """Send what is queued to the process that owns the log, as far as the link has room."""
+        self.obstacle = ""
+        while self._queue and self._writer is None and link.usable and link.room(self._queue[0].size):
+            link.submit(self._pop())
+
+    def _refuse_own(self) -> None:
+        """Answer what only this process might have written: it does not own the log any more."""
+        queued, self._queue = self._queue, deque(submit for submit in self._queue if not submit.here)
+        self._queued_bytes = sum(submit.size for submit in self._queue)
+        for submit in queued:
+            if submit.here:
+                submit.settle(_owned_no_more())
+
     def _receive(self) -> None:
         while self._added:
             submit = self._added.popleft()
-            self._queue.append(submit)
-            self._queued_bytes += submit.size
+            if submit.here and self._writer is None:
+                submit.settle(_owned_no_more())
+            else:
+                self._queue.append(submit)
+                self._queued_bytes += submit.size
 
     def _pop(self) -> QueuedSubmit:
         submit = self._queue.popleft()
         self._queued_bytes -= submit.size
         return submit
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """See to what is queued."""
         self._receive()
         if self._queue and self._expiring is None:
             self._expiring = self._loop.call_at(self._queue[0].deadline, self._expire)
@@ -197,7 +224,7 @@ class Committer:
         self._durable(block)
         for submit in submits:
             submit.settle(submit.ids)
-        self._wake()
+        self.wake()
 
     # ---- timers ------------------------------------------------------------------------------------------------------
 
@@ -224,7 +251,7 @@ class Committer:
                 if submit.deadline <= now:
                     submit.give_up(_unknown())
         while self._queue and self._queue[0].deadline <= now:
-            self._pop().settle(Unavailable("the store does not answer: nothing was written"))
+            self._pop().settle(Unavailable(f"nothing was written: {self.obstacle or 'the store does not answer'}"))
         following = next(self._unanswered(), None)
         self._expiring = None if following is None else self._loop.call_at(following.deadline, self._expire)
 
@@ -233,6 +260,10 @@ class Committer:
         for handle in (self._pumping, self._expiring, self._marking):
             if handle is not None:
                 handle.cancel()
+
+
+def _owned_no_more() -> Unavailable:
+    return Unavailable("this process does not own the log any more: nothing was written")
 
 
 def _unknown() -> Unavailable:

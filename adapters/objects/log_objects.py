@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from uuid import uuid4
 
 import msgpack
@@ -50,6 +50,13 @@ def pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
+class Claimant(NamedTuple):
+    """A process that has claimed an epoch: its id, and where others reach it, "" where they do not."""
+
+    writer: bytes
+    address: str
+
+
 class LogObjects:
     """The objects of a log in a store, for one process. Coroutines that read raise `Unavailable` where the store does
     not answer; those that create go on until it is certain what is there, however long that takes."""
@@ -91,13 +98,22 @@ class LogObjects:
 
     # ---- claims ------------------------------------------------------------------------------------------------------
 
-    async def claimed(self, epoch: int) -> bool:
-        """Whether a process has claimed the epoch."""
-        return await self.store.get(claim_key(epoch)) is not None
+    async def claimant(self, epoch: int) -> Claimant | None:
+        """The process that has claimed the epoch, None where none has. Raises `CorruptLog`."""
+        key = claim_key(epoch)
+        found = await self.store.get(key)
+        if found is None:
+            return None
+        try:
+            values = cast("dict[str, Any]", msgpack.unpackb(found))
+            return Claimant(bytes(values["writer"]), str(values.get("address", "")))
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException):
+            raise CorruptLog(f"{key} is no claim", path=key, offset=0) from None
 
-    async def claim(self, epoch: int) -> bool:
-        """Claim the epoch. False where another process has it."""
-        body = cast("bytes", msgpack.packb({"version": FORMAT_VERSION, "writer": self.writer}))
+    async def claim(self, epoch: int, address: str = "") -> bool:
+        """Claim the epoch, as a process that others reach at `address`. False where another process has it."""
+        values: dict[str, object] = {"version": FORMAT_VERSION, "writer": self.writer}
+        body = cast("bytes", msgpack.packb(values | ({"address": address} if address else {})))
         return await self.create(claim_key(epoch), body, len(body)) is None
 
     async def claimed_ms(self, epoch: int) -> int:
@@ -116,9 +132,12 @@ class LogObjects:
         """The block, None where it is not there (yet). Raises `CorruptLog` and `FormatTooNew`."""
         key = block_key(epoch, number)
         found = await self.store.get(key)
-        if found is None:
-            return None
-        block = decode_block(found, key)
+        return None if found is None else self.decode(epoch, number, found)
+
+    def decode(self, epoch: int, number: int, data: bytes) -> Block:
+        """The block of this log that lies in this place. Raises `CorruptLog` and `FormatTooNew`."""
+        key = block_key(epoch, number)
+        block = decode_block(data, key)
         header = block.header
         if (header.log, header.epoch, header.number) != (self.log, epoch, number) or header.kind is BlockKind.RUN:
             raise CorruptLog(f"{key} is a block of another log, or of another place in it", path=key, offset=8)

@@ -68,6 +68,7 @@ class LogTail:
         self._clock, self._overtaken_s, self._owned, self._applied = clock, overtaken_s, owned, applied
         self._looked_at = float("-inf")
         self._lock = asyncio.Lock()
+        self._offered: dict[tuple[int, int], Block] = {}  # by the owner, while the store is read
 
     async def catch_up(self) -> bool:
         """Apply what there is; whether there was anything. When it returns, it has seen all that was acknowledged
@@ -76,16 +77,40 @@ class LogTail:
             if not await self._objects.look():
                 return False
             began, moved, passed_s = self._state.place, False, self._overtaken_s
-            while passed_s >= self._overtaken_s:
+            while passed_s >= self._overtaken_s or self._offered:
                 now = self._clock.monotonic()
                 if now - self._looked_at >= self._overtaken_s:
                     moved |= await self._checkpoints.load()
                 await self._apply_blocks()
                 passed_s, self._looked_at = self._clock.monotonic() - now, now
+                self._take_offered()
             moved |= self._state.place != began
             if moved:
                 self._applied()
             return moved
+
+    def offer(self, block: Block) -> bool:
+        """Take a block that the owner says to have acknowledged. False where one before it is missing here, or where
+        too many wait for a reading that is under way: then it is to be read from the store."""
+        place = block.header.epoch, block.header.number
+        reading = self._lock.locked()
+        if place < self._state.place or self._owned():
+            return True
+        if len(self._offered) >= AT_ONCE or not (reading or place == self._state.place):
+            return False
+        self._offered[place] = block
+        if not reading:
+            self._looked_at = self._clock.monotonic()
+            self._take_offered()
+            self._applied()
+        return True
+
+    def _take_offered(self) -> None:
+        """Apply what follows of the blocks that were offered, and forget those that are known."""
+        while not self._owned() and (block := self._offered.pop(self._state.place, None)) is not None:
+            self._state.apply(block)
+            self._cache.add(block)
+        self._offered = {place: block for place, block in self._offered.items() if place > self._state.place}
 
     async def _apply_blocks(self) -> None:
         at_once, at_end = 1, False

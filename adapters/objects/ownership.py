@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from ...runtime.errors import Closed, Unavailable
 from .block import BlockKind
 from .committer import Committer
-from .log_objects import LogObjects
+from .log_objects import Claimant, LogObjects
 from .log_state import LogState
 from .log_tail import LogTail
 from .store_clock import StoreClock
@@ -37,14 +37,22 @@ class Ownership:
         committer: Committer,
         time: StoreClock,
         settings: ObjectsSettings,
+        listen: Callable[[], Awaitable[str]],
         acquired: Callable[[], None],
     ) -> None:
-        """`acquired` is called when this process has begun to own the log."""
+        """`listen` lets other processes connect to this one, and returns where; `acquired` is called when this process
+        has begun to own the log."""
         self._objects, self._state, self._tail = objects, state, tail
-        self._committer, self._time, self._settings, self._acquired = committer, time, settings, acquired
+        self._committer, self._time, self._settings = committer, time, settings
+        self._listen, self._acquired = listen, acquired
         self._acquiring: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._confirming_next: asyncio.Task[None] | None = None
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process owns the log, as far as it knows."""
+        return self._committer.owns
 
     # ---- acquiring ---------------------------------------------------------------------------------------------------
 
@@ -61,28 +69,29 @@ class Ownership:
     async def _acquire(self) -> None:
         await self._objects.make()
         await self._tail.catch_up()
-        epoch = await self._unclaimed()
+        _, epoch = await self.newest_claim()
         if self._state.number or epoch > self._state.epoch:
             await self._watch(epoch)
-        if not await self._objects.claim(epoch):
+        if not await self._objects.claim(epoch, await self._listen()):
             raise self._owned("has just claimed it")
         self._time.set(await self._objects.claimed_ms(epoch))
         await self._end_lower_epochs(epoch)
         self._committer.start()
         self._acquired()
 
-    async def _unclaimed(self) -> int:
-        """The lowest epoch that no process has claimed."""
-        epoch = self._state.epoch
-        while await self._objects.claimed(epoch):
-            epoch += 1
-        return epoch
+    async def newest_claim(self) -> tuple[Claimant | None, int]:
+        """The process that owns the log as it is known here, or is about to, None where none does; and the lowest epoch
+        that no process has claimed."""
+        newest, epoch = None, self._state.epoch
+        while (claimant := await self._objects.claimant(epoch)) is not None:
+            newest, epoch = claimant, epoch + 1
+        return newest, epoch
 
     async def _watch(self, epoch: int) -> None:
         """Wait for a lease. Raises `Unavailable` where the log moves, or `epoch` is claimed, meanwhile."""
         for _ in range(LOOKS):
             await asyncio.sleep(self._settings.lease_s / LOOKS)
-            if await self._tail.catch_up() or await self._objects.claimed(epoch):
+            if await self._tail.catch_up() or await self._objects.claimant(epoch):
                 raise self._owned("writes to it")
 
     async def _end_lower_epochs(self, epoch: int) -> None:
@@ -97,10 +106,7 @@ class Ownership:
             raise self._owned("has claimed it since")
 
     def _owned(self, how: str) -> Unavailable:
-        return Unavailable(
-            f"another process {how}: one process at a time writes to a log on object storage, and writing through the "
-            f"one that does is not there yet; read here, or write where it runs"
-        )
+        return Unavailable(f"another process {how}: one at a time owns a log on object storage")
 
     # ---- confirming --------------------------------------------------------------------------------------------------
 
@@ -117,7 +123,7 @@ class Ownership:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._confirming, self._confirming_next = self._confirming_next, None
-        if await self._objects.claimed(self._state.epoch + 1):
+        if await self._objects.claimant(self._state.epoch + 1):
             await self._committer.hand_over()
 
     async def close(self) -> None:

@@ -18,8 +18,17 @@ class ObjectsSettings(BackendSettings):
     """The log on object storage."""
 
     enabled_by: ClassVar[str] = "address"
+    linked: ClassVar[bool] = True
 
     address: str = Field(default="", description="s3://bucket/prefix or one of its kind; empty disables it")
+    listen: str = Field(
+        default="",
+        description="host:port where this process, while it owns the log, takes links of others that write; port 0 one "
+        "that is free; empty: objects.advertise, and where that is empty, too, none",
+    )
+    advertise: str = Field(
+        default="", description="host:port where they reach it; empty: objects.listen; port 0 the one there"
+    )
     lease_s: PositiveFloat = Field(
         default=15.0, description="how long a log must be silent before another process claims it, s"
     )

@@ -18,7 +18,8 @@ from .stored_channel import StoredChannel, encode_id
 @dataclass(slots=True, eq=False)
 class QueuedSubmit:
     """Entries and control entries that go into one block together. `done` gets the ids of the entries, or an error, at
-    `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending."""
+    `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending. One that belongs
+    `here` is written by this process, or not at all."""
 
     entries: Sequence[Append]
     controls: Sequence[Control]
@@ -26,6 +27,7 @@ class QueuedSubmit:
     done: OnAppended
     deadline: float
     pending: PendingBytes
+    here: bool = False
     ids: list[bytes] = field(default_factory=list[bytes])
     answered: bool = False
 

@@ -31,7 +31,7 @@ from ...runtime.log.wal import (
 )
 from ...runtime.loop_bridge import call_on
 from ...runtime.metrics.metrics import Metrics
-from .backend import CAPABILITIES
+from .backend import CAPABILITIES, LINKED
 from .block import CONTROL, Block
 from .checkpoints import Checkpoints
 from .committer import Committer
@@ -40,6 +40,8 @@ from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncat
 from .ephemeral import EphemeralChannel, EphemeralIds
 from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
+from .link.access import LinkAccess
+from .link.log_links import LogLinks
 from .log_objects import LogObjects
 from .log_state import LogState
 from .log_tail import BlockCache, LogTail
@@ -68,7 +70,6 @@ class ObjectWal(GroupWal):
     """
 
     name = "objects"
-    capabilities: Capabilities = CAPABILITIES
 
     def __init__(
         self,
@@ -80,8 +81,13 @@ class ObjectWal(GroupWal):
         pace: MaintenancePace = PACE,
         *,
         try_store: bool = False,
+        access: LinkAccess | None = None,
+        may_own: bool = True,
     ) -> None:
+        """With `access` this process writes through the owner of the log, where that is another one, and others through
+        this one; one that must not own the log (`may_own`) needs it."""
         super().__init__(shown, metrics)
+        self.capabilities: Capabilities = CAPABILITIES if access is None else LINKED
         self._loop = asyncio.get_running_loop()
         self._settings = settings
         if metrics is not None:
@@ -104,20 +110,40 @@ class ObjectWal(GroupWal):
             self._news.tell,
         )
         self._committer = Committer(
-            self._objects, self._state, settings, self._time, self._on_durable, self._own_for_queue, self._on_lost
+            self._objects, self._state, settings, self._time, self._on_durable, self._on_queued, self._on_lost
         )
         self._maintenance = Maintenance(
             self._state,
             self._checkpoints,
-            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit),
+            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit_here),
             GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s),
             self._time,
             pace,
             self._owns,
-            self._commit,
+            self._commit_here,
         )
         self._ownership = Ownership(
-            self._objects, self._state, self._tail, self._committer, self._time, settings, self._on_owned
+            self._objects,
+            self._state,
+            self._tail,
+            self._committer,
+            self._time,
+            settings,
+            lambda: self._links.listen(),
+            self._on_owned,
+        )
+        self._links = LogLinks(
+            self._objects,
+            self._state,
+            self._tail,
+            self._committer,
+            self._ownership,
+            settings,
+            access,
+            self._submit_here,
+            self._on_link_changed,
+            self._news.fail,
+            may_own=may_own,
         )
         self._sections = SectionReader(
             self._objects, self._cache, lambda: self._fresh(confirmed=True), lambda: self._closed
@@ -134,13 +160,13 @@ class ObjectWal(GroupWal):
         return self._committer.owns
 
     async def open(self, *, must_be: bool = False, own: bool = False) -> None:
-        """Read the log to its end, changing nothing unless it is to `own` the log. Raises `Unavailable`, also where the
-        log `must_be` there and is not."""
+        """Read the log to its end, changing nothing unless it is to `own` the log, or be linked to its owner. Raises
+        `Unavailable`, also where the log `must_be` there and is not."""
         await self._tail.catch_up()
         if must_be and not self._objects.log:
             raise Unavailable(f"there is no log at {self._shown}")
         if own:
-            await self._ownership.acquire()
+            await self._links.route.reach()
 
     # ---- channels ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +239,7 @@ class ObjectWal(GroupWal):
         if self._committer.owns and confirmed:
             await self._ownership.confirm()
         if not self._committer.owns:
-            await self._tail.catch_up()
+            await self._links.route.catch_up()
 
     # ---- appending ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +248,13 @@ class ObjectWal(GroupWal):
         check_timestamps([entry.timestamp for entry in entries])
         self._submit([entry._replace(payload=owned(entry.payload)) for entry in entries], (), done)
 
-    def _submit(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None:
+    def _submit_here(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None:
+        """`_submit` of what this process writes as the owner, or not at all."""
+        self._submit(entries, controls, done, here=True)
+
+    def _submit(
+        self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended, *, here: bool = False
+    ) -> None:
         """Queue entries, and control entries that are in the log with them or not at all."""
         if self._closed:
             raise self._closed_error()
@@ -240,7 +272,7 @@ class ObjectWal(GroupWal):
         with self._pending.lock:  # so that the order of the calls is that of the queue
             self._pending.admit(size)
             deadline = self._loop.time() + self._settings.delivery_timeout_s
-            self._committer.add(QueuedSubmit(durable, controls, size, done, deadline, self._pending))
+            self._committer.add(QueuedSubmit(durable, controls, size, done, deadline, self._pending, here))
 
     def _with_ephemeral(self, entries: Sequence[Append], done: OnAppended) -> OnAppended:
         """The callback of a submit's durable part: with it the other entries are appended."""
@@ -268,27 +300,28 @@ class ObjectWal(GroupWal):
         return id
 
     async def _change(self, control: Control) -> None:
-        """Store a control entry, as the owner of the log."""
-        await self._ownership.acquire()
-        await self._commit([control])
-
-    async def _commit(self, controls: Sequence[Control]) -> None:
-        """Store control entries, in one block."""
+        """Store a control entry, and let it have its effect here."""
+        await self._links.route.reach()
         future, done = self._notifiers.promise()
-        self._submit((), controls, done)
+        self._submit((), [control], done)
+        await future
+        if not self._committer.owns:
+            await self._links.route.catch_up()
+
+    async def _commit_here(self, controls: Sequence[Control]) -> None:
+        """Store control entries in one block, as the owner of the log."""
+        future, done = self._notifiers.promise()
+        self._submit_here((), controls, done)
         await future
 
     # ---- owning ------------------------------------------------------------------------------------------------------
 
-    def _own_for_queue(self) -> None:
-        """Something is to be committed: own the log, or say why that cannot be."""
-        self._run("own the log", self._acquire_for_queue)
+    def _on_queued(self) -> None:
+        self._links.on_queued()
 
-    async def _acquire_for_queue(self) -> None:
-        try:
-            await self._ownership.acquire()
-        except TidewalError as error:
-            self._committer.refuse(error)
+    def _on_link_changed(self) -> None:
+        self._news.tell()
+        self._poll_while_awaited()
 
     def _on_owned(self) -> None:
         self._run("maintain the log", self._maintenance.run)
@@ -297,9 +330,11 @@ class ObjectWal(GroupWal):
         self._cache.add(block)
         if self._groups is not None and any(row.channel == CONTROL for row in block.table):
             self._groups.coordinator.channels_changed()
+        self._links.push(block)
         self._news.tell()
 
     def _on_lost(self) -> None:
+        self._links.dismiss()
         if self._groups is not None:
             self._groups.close()
             self._groups = None
@@ -367,13 +402,19 @@ class ObjectWal(GroupWal):
             await self._news.wait()
 
     def _poll_while_awaited(self) -> None:
-        """Look into the store for readers that wait, unless this process is the one that writes."""
-        if self._news.awaited and not self._committer.owns and not self._closed:
+        """Look into the store for readers that wait, unless this process is the one that writes, or is told."""
+        if self._must_poll:
             self._run("poll", self._poll)
+
+    @property
+    def _must_poll(self) -> bool:
+        told = self._committer.owns or self._links.route.link is not None
+        return self._news.awaited and not told and not self._closed
 
     async def _poll(self) -> None:
         pause_s = FIRST_POLL_S
-        while self._news.awaited and not self._committer.owns and not self._closed:
+        while self._must_poll:
+            await self._links.route.look()
             await asyncio.sleep(pause_s)
             try:
                 applied = await self._tail.catch_up()
@@ -411,9 +452,11 @@ class ObjectWal(GroupWal):
 
     async def _coordinator_client(self) -> LocalCoordinatorClient:
         self._check_open()
-        await self._ownership.acquire()
+        await self._links.route.reach()
+        if not self._committer.owns:
+            raise Unavailable("consumer groups are in the process that owns the log: join them there")
         if self._groups is None:
-            self._groups = ObjectGroups(self._state, self._ephemeral, self._state.epoch, self._submit)
+            self._groups = ObjectGroups(self._state, self._ephemeral, self._state.epoch, self._submit_here)
         return LocalCoordinatorClient(self._groups.coordinator)
 
     # ---- closing -----------------------------------------------------------------------------------------------------
@@ -422,12 +465,14 @@ class ObjectWal(GroupWal):
         for member in self._members:
             await member.aclose()
         self._closed = True
+        self._links.dismiss()
         drained = asyncio.Event()
         self._pending.close(lambda: call_on(self._loop, drained.set))
         with suppress(TimeoutError):
             await asyncio.wait_for(drained.wait(), self._settings.delivery_timeout_s)
         await self._ownership.close()
         await self._committer.hand_over()
+        await self._links.close()
         self._committer.close()
         if self._groups is not None:
             self._groups.close()

@@ -169,7 +169,10 @@ def wal_options(settings: Settings, url: str = "", metrics: Metrics | None = Non
     """What `open_wal` is given beside `url` (`wal_url(settings)` unless given): the settings of that backend that are
     options of its adapter, and `metrics`."""
     section = settings.of_backend(backend_name(url or wal_url(settings)))
-    return {} if section is None else {**section.open_options(), "metrics": metrics}
+    if section is None:
+        return {}
+    linked = {"cluster": settings.cluster} if section.linked else {}
+    return {**section.open_options(), **linked, "metrics": metrics}
 
 
 def known_keys() -> dict[str, str]:

@@ -25,6 +25,10 @@ class BackendSettings(SettingsSection):
     embedded: ClassVar[bool] = False
     """Whether the log lies in a directory of one machine, and so is none for a cluster."""
 
+    linked: ClassVar[bool] = False
+    """Whether processes that use the log connect to each other: then `WalBackend.open` gets the section `cluster`, too,
+    as the option of that name."""
+
     ignored_keys: ClassVar[tuple[str, ...]] = ()
     """Keys that a milvus.yaml may have in this section and that mean nothing here; `*` stands for anything."""
 

@@ -82,11 +82,16 @@ class FramedConnection(asyncio.Protocol):
 
     # ---- sending and ending -----------------------------------------------------------------------------------------
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits to be sent."""
+        return self._transport.get_write_buffer_size()
+
     def write(self, head: Head, payload: bytes = b"") -> None:
         """Send a frame. Raises `Unavailable` once the connection has ended, and `Overloaded` where too much waits."""
         if self.ended is not None:
             raise self.ended
-        waiting = self._transport.get_write_buffer_size()
+        waiting = self.unsent_bytes
         if waiting and waiting + len(payload) > UNSENT_BYTES:
             raise Overloaded(f"{waiting} bytes wait to be sent to this node; retry", limit="unsentBytes")
         frame = encode_frame(head, payload)
@@ -136,7 +141,7 @@ class FramedConnection(asyncio.Protocol):
         """Judge the other end, in pings and not by the clock: after a standstill of this loop nothing is held against
         it."""
         self._after(PING_S, self._look)
-        waiting = self._transport.get_write_buffer_size()
+        waiting = self.unsent_bytes
         taken = self._written - waiting
         self._stalled = self._stalled + 1 if waiting and taken == self._taken else 0
         self._silent = 0 if self._paused else self._silent + 1
