@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...runtime.errors import Fenced, TidewalError, Unavailable
 from .block import Block, BlockHeader, BlockKind
 from .block_writer import BlockWriter
+from .ephemeral import EphemeralChannels
 from .link.log_link import LogLink
 from .log_objects import LogObjects
 from .log_state import LogState
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 
 class Committer:
-    """The queue of one open log, on its loop; `add` alone may be called on any thread. A block is closed when it is
-    full, or `linger_ms` after the last one: so a lone submit goes at once, and many cost a bounded number of requests.
+    """The queue of one open log, on its loop; `add` and `notice` may be called on any thread. A block is closed when it
+    is full, or `linger_ms` after the last one: so a lone submit goes at once, and many cost a bounded number of
+    requests.
 
     It owns the log from `start` until it is handed over or another process ends the epoch. While nothing is submitted
     it puts an empty block now and then, by which other processes see that the owner lives.
@@ -35,6 +37,7 @@ class Committer:
         state: LogState,
         settings: ObjectsSettings,
         time: StoreClock,
+        ephemeral: EphemeralChannels,
         durable: Callable[[Block], None],
         wanted: Callable[[], None],
         lost: Callable[[], None],
@@ -42,6 +45,7 @@ class Committer:
         """`durable` is called for each block that is durable once the state has it, before its submits are answered;
         `wanted` when there is something to commit and the log is not owned, `lost` when it is owned no more."""
         self._objects, self._state, self._settings, self._time = objects, state, settings, time
+        self._ephemeral = ephemeral
         self._durable, self._wanted, self._lost = durable, wanted, lost
         self.obstacle: str = ""  # why what is queued cannot be written at present, beside a store that does not answer
         self._loop = asyncio.get_running_loop()
@@ -73,6 +77,10 @@ class Committer:
         """Go on behind the state, in an epoch that this process has claimed, all earlier ones having ended."""
         self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
         self._epoch, self._number, self._seq = self._state.epoch, self._state.number, self._state.seq
+        self._ephemeral.begin(self._epoch)
+        self._added.extendleft(reversed(self._queue))  # what waits may go into ephemeral channels
+        self._queue.clear()
+        self._queued_bytes = 0
         self._marking = self._loop.call_later(self._settings.mark_s, self._mark)
         self.obstacle = ""
         self.wake()
@@ -120,8 +128,11 @@ class Committer:
     # ---- queueing ----------------------------------------------------------------------------------------------------
 
     def add(self, submit: QueuedSubmit) -> None:
-        """Queue a submit, behind all that were added before."""
+        """Queue a submit, behind all that were added before. Follow it with `notice`."""
         self._added.append(submit)
+
+    def notice(self) -> None:
+        """Look at what was added. Any thread calls it, without a lock: what is settled at once calls back."""
         if asyncio._get_running_loop() is self._loop:  # pyright: ignore[reportPrivateUsage] -- None on other threads
             self.wake()
         else:
@@ -152,9 +163,21 @@ class Committer:
             submit = self._added.popleft()
             if submit.here and self._writer is None:
                 submit.settle(_owned_no_more())
-            else:
+            elif not self._append_ephemeral(submit):
                 self._queue.append(submit)
                 self._queued_bytes += submit.size
+
+    def _append_ephemeral(self, submit: QueuedSubmit) -> bool:
+        """Append what goes into ephemeral channels alone at once, where the log is owned; whether it was that."""
+        names = self._state.names
+        if self._writer is None or submit.controls:
+            return False
+        channels = [channel for entry in submit.entries if (channel := names.get(entry.channel)) is not None]
+        if len(channels) < len(submit.entries) or not all(channel.policy.ephemeral for channel in channels):
+            return False
+        appended = zip(channels, submit.entries, strict=True)
+        submit.settle([self._ephemeral.append(channel, entry) for channel, entry in appended])
+        return True
 
     def _pop(self) -> QueuedSubmit:
         submit = self._queue.popleft()
@@ -223,6 +246,8 @@ class Committer:
         self._state.apply(block)
         self._durable(block)
         for submit in submits:
+            for at, channel in submit.ephemeral:
+                submit.ids[at] = self._ephemeral.append(channel, submit.entries[at])
             submit.settle(submit.ids)
         self.wake()
 

@@ -11,7 +11,6 @@ from ...runtime.groups.progress import Change, GroupProgress
 from ...runtime.log.checks import not_found
 from ...runtime.log.wal import Append, ChannelPolicy, OnAppended
 from .control import Control, GroupForgotten, GroupMoved
-from .ephemeral import EphemeralChannel
 from .log_state import LogState
 from .stored_channel import StoredChannel
 
@@ -38,21 +37,19 @@ class ObjectGroups:
     def __init__(
         self,
         state: LogState,
-        ephemeral: Mapping[str, EphemeralChannel],
         epoch: int,
         submit: Callable[[Sequence[Append], Sequence[Control], OnAppended], None],
     ) -> None:
-        self._state, self._ephemeral, self._submit = state, ephemeral, submit
+        self._state, self._submit = state, submit
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
 
     def channels(self) -> Collection[str]:
-        return list(self._state.names)
+        return [channel.name for channel in self._state.names.values() if not channel.policy.ephemeral]
 
     def policy(self, channel: str) -> ChannelPolicy:
-        found = self._ephemeral.get(channel)
-        return self._channel(channel).policy if found is None else found.policy
+        return self._channel(channel).policy
 
     def progress(self, channel: str) -> Mapping[str, GroupProgress]:
         return dict(self._channel(channel).groups)

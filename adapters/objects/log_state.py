@@ -55,6 +55,10 @@ class LogState:
         """All channels, by number."""
         return [self._numbers[number] for number in sorted(self._numbers)]
 
+    def channel(self, number: int) -> StoredChannel | None:
+        """The channel with this number, None where there is none (any more)."""
+        return self._numbers.get(number)
+
     def put(self, channel: StoredChannel) -> None:
         """Have this channel."""
         self.names[channel.name] = self._numbers[channel.number] = channel

@@ -19,7 +19,8 @@ from .stored_channel import StoredChannel, encode_id
 class QueuedSubmit:
     """Entries and control entries that go into one block together. `done` gets the ids of the entries, or an error, at
     `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending. One that belongs
-    `here` is written by this process, or not at all."""
+    `here` is written by this process, or not at all. `ephemeral` are the places and channels of entries that do not go
+    into the block: they get their ids once it is durable."""
 
     entries: Sequence[Append]
     controls: Sequence[Control]
@@ -29,6 +30,7 @@ class QueuedSubmit:
     pending: PendingBytes
     here: bool = False
     ids: list[bytes] = field(default_factory=list[bytes])
+    ephemeral: list[tuple[int, StoredChannel]] = field(default_factory=list[tuple[int, StoredChannel]])
     answered: bool = False
 
     def settle(self, result: list[bytes] | TidewalError) -> None:
@@ -56,13 +58,18 @@ def channels_of(state: LogState, entries: Iterable[Append]) -> list[StoredChanne
 
 
 def make_block(header: BlockHeader, submits: Sequence[tuple[QueuedSubmit, Sequence[StoredChannel]]]) -> Block:
-    """The block that holds these submits, in order, each with the channels of its entries. Their `ids` are set."""
+    """The block that holds these submits, in order, each with the channels of its entries. Their `ids` are set, but for
+    those of ephemeral channels."""
     sections: dict[int, list[StoredEntry]] = {CONTROL: []}
-    places: list[list[tuple[int, int]]] = []
+    places: list[list[tuple[int, int] | None]] = []
     for submit, channels in submits:
         sections[CONTROL] += (StoredEntry(0, encode_control(control)) for control in submit.controls)
-        of_submit: list[tuple[int, int]] = []
-        for entry, channel in zip(submit.entries, channels, strict=True):
+        of_submit: list[tuple[int, int] | None] = []
+        for at, (entry, channel) in enumerate(zip(submit.entries, channels, strict=True)):
+            if channel.policy.ephemeral:
+                submit.ephemeral.append((at, channel))
+                of_submit.append(None)
+                continue
             section = sections.setdefault(channel.number, [])
             of_submit.append((channel.number, len(section)))
             section.append(StoredEntry(entry.timestamp, bytes(entry.payload)))
@@ -70,5 +77,7 @@ def make_block(header: BlockHeader, submits: Sequence[tuple[QueuedSubmit, Sequen
     block = encode_block(header, sections)
     first = {row.channel: row.first_seq for row in block.table}
     for (submit, _), of_submit in zip(submits, places, strict=True):
-        submit.ids = [encode_id(header.epoch, first[number] + at) for number, at in of_submit]
+        submit.ids = [
+            b"" if place is None else encode_id(header.epoch, first[place[0]] + place[1]) for place in of_submit
+        ]
     return block

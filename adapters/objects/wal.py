@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -14,7 +13,7 @@ from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
 from ...runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from ...runtime.log.admission import PendingBytes
-from ...runtime.log.checks import check_name, check_plain, check_size, not_found, other_policy
+from ...runtime.log.checks import check_name, check_plain, not_found, other_policy
 from ...runtime.log.payloads import check_timestamps, owned
 from ...runtime.log.wal import (
     Append,
@@ -37,7 +36,8 @@ from .checkpoints import Checkpoints
 from .committer import Committer
 from .compactor import Compactor
 from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
-from .ephemeral import EphemeralChannel, EphemeralIds
+from .ephemeral import EphemeralChannels
+from .ephemeral_access import EphemeralAccess
 from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
 from .link.access import LinkAccess
@@ -58,7 +58,6 @@ from .stored_channel import StoredChannel
 from .submits import QueuedSubmit, channels_of
 
 SUBMIT_BYTES: Final = 64 * 1024 * 1024  # of one submit: it lies in one block
-READ_ENTRIES: Final = 256  # of an ephemeral channel
 FIRST_POLL_S: Final = 0.025
 
 
@@ -109,18 +108,26 @@ class ObjectWal(GroupWal):
             self._owns,
             self._news.tell,
         )
+        self._memory = EphemeralChannels(self._news.tell)
         self._committer = Committer(
-            self._objects, self._state, settings, self._time, self._on_durable, self._on_queued, self._on_lost
+            self._objects,
+            self._state,
+            settings,
+            self._time,
+            self._memory,
+            self._on_durable,
+            self._on_queued,
+            self._on_lost,
         )
         self._maintenance = Maintenance(
             self._state,
             self._checkpoints,
-            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit_here),
+            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit),
             GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s),
             self._time,
             pace,
             self._owns,
-            self._commit_here,
+            self._commit,
         )
         self._ownership = Ownership(
             self._objects,
@@ -141,6 +148,7 @@ class ObjectWal(GroupWal):
             settings,
             access,
             self._submit_here,
+            self._answer_ephemeral,
             self._on_link_changed,
             self._news.fail,
             may_own=may_own,
@@ -149,9 +157,7 @@ class ObjectWal(GroupWal):
             self._objects, self._cache, lambda: self._fresh(confirmed=True), lambda: self._closed
         )
         self._pending = PendingBytes(settings.pending_bytes, shown)
-        self._ephemeral: dict[str, EphemeralChannel] = {}
-        self._ephemeral_ids = EphemeralIds(clock.wall_ms())
-        self._ephemeral_lock = threading.Lock()
+        self._ephemeral = EphemeralAccess(self._state, self._memory, self._ownership, self._links.route, self._news)
         self._groups: ObjectGroups | None = None
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -174,62 +180,62 @@ class ObjectWal(GroupWal):
         self._check_open()
         check_name("channel name", channel)
         await self._fresh(confirmed=False)
-        if policy.ephemeral and channel not in self._state.names:
-            created = EphemeralChannel(channel, policy, self._ephemeral_ids.next())
-            found = self._ephemeral.setdefault(channel, created)
-        elif channel in self._ephemeral or channel in self._state.names:
-            found = self._find(channel)
-        else:
+        if channel not in self._state.names:
             await self._change(ChannelCreated(channel, policy))
-            found = self._find(channel)  # of several that are created at once the first is
+        found = self._find(channel)  # of several that are created at once the first is
         if found.policy != policy:
             raise other_policy(channel)
 
     async def channels(self) -> list[str]:
         self._check_open()
         await self._fresh(confirmed=False)
-        return sorted({*self._state.names, *self._ephemeral})
+        return sorted(self._state.names)
 
     async def describe(self, channel: str) -> ChannelInfo:
         found = await self._find_now(channel)
-        return ChannelInfo(channel, found.policy, found.first_id, found.latest, SUBMIT_BYTES)
+        first, latest = await self._ends(found)
+        return ChannelInfo(channel, found.policy, first, latest, SUBMIT_BYTES)
 
     async def drop_channel(self, channel: str) -> None:
         self._check_open()
         await self._fresh(confirmed=False)
-        found = self._ephemeral.pop(channel, None) or self._state.names.get(channel)
-        if isinstance(found, EphemeralChannel):
-            found.dropped = True
-            self._news.tell()
-        elif found is not None:
+        found = self._state.names.get(channel)
+        if found is not None:
             await self._change(ChannelDropped(found.number))
 
     async def latest_id(self, channel: str) -> bytes | None:
-        return (await self._find_now(channel)).latest
+        return (await self._ends(await self._find_now(channel)))[1]
+
+    async def _ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None]:
+        """The ids of its first and last entries."""
+        if channel.policy.ephemeral:
+            return await self._ephemeral.ends(channel.name)
+        return channel.first_id, channel.latest
 
     async def truncate(self, channel: str, id: bytes) -> None:
         found = await self._find_now(channel)
-        if isinstance(found, EphemeralChannel):
-            with self._ephemeral_lock:
-                found.remove_before(id)
+        if found.policy.ephemeral:
+            await self._ephemeral.truncate(channel, id)
         else:
             await self._change(Truncated(found.number, id))
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         found = await self._find_now(channel)
-        if isinstance(found, StoredChannel) and found.holds.get(holder) != id:
+        if not found.policy.ephemeral and found.holds.get(holder) != id:
             await self._change(HoldMoved(found.number, holder, id))
 
-    def _find(self, channel: str) -> StoredChannel | EphemeralChannel:
-        found = self._state.names.get(channel) or self._ephemeral.get(channel)
+    def _find(self, channel: str) -> StoredChannel:
+        found = self._state.names.get(channel)
         if found is None:
             raise not_found(channel)
         return found
 
-    async def _find_now(self, channel: str) -> StoredChannel | EphemeralChannel:
-        """The channel, as it is after all that was acknowledged before the call. Raises `ChannelNotFound`."""
+    async def _find_now(self, channel: str) -> StoredChannel:
+        """The channel, as it is after all that was acknowledged before the call; an ephemeral one is asked of its owner
+        in any case. Raises `ChannelNotFound`."""
         self._check_open()
-        if channel not in self._ephemeral:
+        known = self._state.names.get(channel)
+        if known is None or not known.policy.ephemeral:
             await self._fresh(confirmed=True)
         return self._find(channel)
 
@@ -258,46 +264,19 @@ class ObjectWal(GroupWal):
         """Queue entries, and control entries that are in the log with them or not at all."""
         if self._closed:
             raise self._closed_error()
-        durable = [entry for entry in entries if entry.channel not in self._ephemeral]
-        if len(durable) < len(entries):
-            done = self._with_ephemeral(entries, done)
         if self._committer.owns:
-            channels_of(self._state, durable)
-        size = sum(len(entry.payload) for entry in durable)
+            channels_of(self._state, entries)
+        size = sum(len(entry.payload) for entry in entries)
         if size > SUBMIT_BYTES:
             raise MessageTooLarge(f"{size} bytes are over what one submit takes", size=size, limit=SUBMIT_BYTES)
-        if not durable and not controls:
+        if not entries and not controls:
             done([])
             return
         with self._pending.lock:  # so that the order of the calls is that of the queue
             self._pending.admit(size)
             deadline = self._loop.time() + self._settings.delivery_timeout_s
-            self._committer.add(QueuedSubmit(durable, controls, size, done, deadline, self._pending, here))
-
-    def _with_ephemeral(self, entries: Sequence[Append], done: OnAppended) -> OnAppended:
-        """The callback of a submit's durable part: with it the other entries are appended."""
-        channels = [self._ephemeral.get(entry.channel) for entry in entries]
-        for entry, channel in zip(entries, channels, strict=True):
-            if channel is not None:
-                check_size(entry.channel, len(entry.payload), channel.policy.max_message_bytes)
-
-        def durable(result: list[bytes] | TidewalError) -> None:
-            if isinstance(result, list):
-                ids = iter(result)
-                with self._ephemeral_lock:
-                    result = [
-                        next(ids) if channel is None else self._add_ephemeral(channel, entry)
-                        for entry, channel in zip(entries, channels, strict=True)
-                    ]
-                self._loop.call_soon_threadsafe(self._news.tell)
-            done(result)
-
-        return durable
-
-    def _add_ephemeral(self, channel: EphemeralChannel, entry: Append) -> bytes:
-        id = self._ephemeral_ids.next()
-        channel.add(Entry(id, entry.timestamp, bytes(entry.payload)))
-        return id
+            self._committer.add(QueuedSubmit(entries, controls, size, done, deadline, self._pending, here))
+        self._committer.notice()
 
     async def _change(self, control: Control) -> None:
         """Store a control entry, and let it have its effect here."""
@@ -308,7 +287,7 @@ class ObjectWal(GroupWal):
         if not self._committer.owns:
             await self._links.route.catch_up()
 
-    async def _commit_here(self, controls: Sequence[Control]) -> None:
+    async def _commit(self, controls: Sequence[Control]) -> None:
         """Store control entries in one block, as the owner of the log."""
         future, done = self._notifiers.promise()
         self._submit_here((), controls, done)
@@ -319,17 +298,23 @@ class ObjectWal(GroupWal):
     def _on_queued(self) -> None:
         self._links.on_queued()
 
+    async def _answer_ephemeral(self, question: Sequence[Any]) -> object:
+        return await self._ephemeral.answer(question)
+
     def _on_link_changed(self) -> None:
         self._news.tell()
         self._poll_while_awaited()
 
     def _on_owned(self) -> None:
         self._run("maintain the log", self._maintenance.run)
+        self._news.tell()
 
     def _on_durable(self, block: Block) -> None:
         self._cache.add(block)
-        if self._groups is not None and any(row.channel == CONTROL for row in block.table):
-            self._groups.coordinator.channels_changed()
+        if any(row.channel == CONTROL for row in block.table):
+            self._memory.forget(self._state)
+            if self._groups is not None:
+                self._groups.coordinator.channels_changed()
         self._links.push(block)
         self._news.tell()
 
@@ -354,6 +339,10 @@ class ObjectWal(GroupWal):
         end = None if known is None else known.end  # before anything that is awaited: what follows comes after
         try:
             found = await self._find_now(channel)
+            if found.policy.ephemeral:
+                async for entries in self._ephemeral.read(channel, start, lambda: self._closed, self._wait):
+                    yield entries
+                return
             if start is From.LATEST and found is known and end is not None and self._committer.owns:
                 behind = max(end, found.removed_to)
             else:
@@ -363,18 +352,15 @@ class ObjectWal(GroupWal):
         while not self._closed:
             if found.dropped:
                 raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
-            entries = await self._next(found, behind)
+            entries = await self._sections.following(found, behind)
             if entries and not self._closed:
                 behind = entries[-1].id
                 yield entries
             elif not self._closed:
                 await self._more(found, behind)
 
-    async def _start(self, channel: StoredChannel | EphemeralChannel, start: Start) -> bytes:
+    async def _start(self, channel: StoredChannel, start: Start) -> bytes:
         """The id behind which a reader begins. Raises `PositionLost`."""
-        if isinstance(channel, EphemeralChannel):
-            with self._ephemeral_lock:
-                return channel.start(start)
         match start:
             case From.EARLIEST:
                 return channel.removed_to
@@ -387,19 +373,16 @@ class ObjectWal(GroupWal):
                 found = await self._sections.first_since(channel, timestamp)
                 return end if found is None else channel.behind_of(found, inclusive=True)
 
-    async def _next(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> Sequence[Entry]:
-        """The next entries behind an id, none at the end. Raises `PositionLost`, `CorruptLog`."""
-        if isinstance(channel, EphemeralChannel):
-            with self._ephemeral_lock:
-                return channel.behind(behind, READ_ENTRIES)
-        return await self._sections.following(channel, behind)
-
-    async def _more(self, channel: StoredChannel | EphemeralChannel, behind: bytes) -> None:
+    async def _more(self, channel: StoredChannel, behind: bytes) -> None:
         """Wait until there may be more behind an id."""
         there = channel.latest
         if there is None or there <= behind:
-            self._loop.call_soon(self._poll_while_awaited)
-            await self._news.wait()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until there may be news."""
+        self._loop.call_soon(self._poll_while_awaited)
+        await self._news.wait()
 
     def _poll_while_awaited(self) -> None:
         """Look into the store for readers that wait, unless this process is the one that writes, or is told."""
@@ -427,9 +410,8 @@ class ObjectWal(GroupWal):
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
         found = await self._find_now(channel)
-        if isinstance(found, EphemeralChannel):
-            with self._ephemeral_lock:
-                return found.at(timestamp)
+        if found.policy.ephemeral:
+            return await self._ephemeral.id_at(channel, timestamp)
         return await self._sections.first_since(found, timestamp)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
@@ -456,7 +438,7 @@ class ObjectWal(GroupWal):
         if not self._committer.owns:
             raise Unavailable("consumer groups are in the process that owns the log: join them there")
         if self._groups is None:
-            self._groups = ObjectGroups(self._state, self._ephemeral, self._state.epoch, self._submit_here)
+            self._groups = ObjectGroups(self._state, self._state.epoch, self._submit_here)
         return LocalCoordinatorClient(self._groups.coordinator)
 
     # ---- closing -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ....runtime.errors import InvalidRequest, TidewalError, Unavailable
@@ -44,15 +44,18 @@ class LogLinks:
         settings: ObjectsSettings,
         access: LinkAccess | None,
         submit_here: SubmitHere,
+        answer_ephemeral: Callable[[Sequence[Any]], Awaitable[object]],
         changed: Callable[[], None],
         failed: Callable[[TidewalError], None],
         *,
         may_own: bool,
     ) -> None:
-        """Without `access` this process is linked to none. `changed` is called where a link was made or is gone,
-        `failed` with an error of what lies in the store."""
+        """Without `access` this process is linked to none. `answer_ephemeral` answers as the owner what is asked about
+        ephemeral channels. `changed` is called where a link was made or is gone, `failed` with an error of what lies in
+        the store."""
         self._objects, self._state, self._tail = objects, state, tail
         self._committer, self._ownership = committer, ownership
+        self._answer_ephemeral = answer_ephemeral
         self._submit_here, self._changed, self._failed = submit_here, changed, failed
         self._server = None if access is None else LinkServer(access, self)
         patience_s = settings.delivery_timeout_s
@@ -94,6 +97,8 @@ class LogLinks:
                 if not self.owns:
                     raise Unavailable("this process does not own the log any more")
                 return list(self._state.place)
+            case ["ephemeral", *question]:
+                return await self._answer_ephemeral(question)
             case _:
                 raise InvalidRequest(f"{method[:100]!r} with these arguments is no question of links")
 

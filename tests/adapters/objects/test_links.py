@@ -315,3 +315,69 @@ def test_whatever_breaks_every_append_is_there_as_it_was_answered(seed: int) -> 
         await processes.close()
 
     run_virtual(main())
+
+
+EPHEMERAL = ChannelPolicy(ephemeral=True)
+
+
+@linked
+async def test_ephemeral_channels_are_those_of_all_processes(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    others = [await processes.open(seed) for seed in range(2)]
+    await others[0].wal.create_channel("e", EPHEMERAL)
+    await owner.wal.create_channel("e", EPHEMERAL)
+    readers = [asyncio.ensure_future(entries_of(each.wal, "e", 20)) for each in (owner, *others)]
+    before = processes.objects.requests["create"]
+    ids: list[bytes] = []
+    for at in range(10):
+        ids.append(await others[at % 2].wal.append("e", b"%d" % at))
+        ids.append(await owner.wal.append("e", b"owner %d" % at))
+    assert ids == sorted(ids)
+    found = await asyncio.gather(*readers)
+    assert found[0] == found[1] == found[2]
+    assert processes.objects.requests["create"] - before <= 1  # the mark of an idle owner
+    for each in (owner, *others):
+        assert await each.wal.latest_id("e") == ids[-1]
+        assert (await each.wal.describe("e")).first_id == ids[0]
+    durable, fleeting = await others[1].wal.append_many([Append("a", b"x"), Append("e", b"y")])
+    assert await owner.wal.latest_id("a") == durable
+    assert await owner.wal.latest_id("e") == fleeting
+    await others[1].wal.truncate("e", fleeting)
+    assert (await owner.wal.describe("e")).first_id == fleeting
+    waiting = asyncio.ensure_future(entries_of(others[0].wal, "e", 2))
+    await elapse(1)
+    await owner.wal.drop_channel("e")
+    with pytest.raises(ChannelNotFound):
+        await waiting
+
+
+@linked
+async def test_entries_of_ephemeral_channels_are_lost_with_the_owner_and_readers_go_on(
+    processes: LinkedProcesses,
+) -> None:
+    owner = await processes.owner("a")
+    others = [await processes.open(seed) for seed in range(2)]
+    await others[0].wal.create_channel("e", EPHEMERAL)
+    old = await others[1].wal.append("e", b"old")
+    reader = others[0].wal.read("e", From.EARLIEST)
+    assert [entry.id for entry in await anext(reader)] == [old]
+    processes.kill(owner)
+    following = asyncio.ensure_future(anext(reader))
+    await elapse(1)
+    new = await others[1].wal.append("e", b"new")
+    assert new > old
+    assert [entry.id for entry in await following] == [new]
+    assert await entries_of(others[1].wal, "e", 1) == [b"new"]
+
+
+@linked
+async def test_ephemeral_channels_without_an_owner_are_empty_and_say_so(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    await owner.wal.create_channel("e", EPHEMERAL)
+    await owner.wal.append("e", b"x")
+    other = await processes.open(may_own=False)
+    processes.kill(owner)
+    info = await other.wal.describe("e")
+    assert (info.policy, info.first_id, info.latest_id) == (EPHEMERAL, None, None)
+    with pytest.raises(Unavailable, match="memory of the log's owner"):
+        await other.wal.id_at("e", 1)
