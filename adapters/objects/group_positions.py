@@ -7,10 +7,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ...runtime.clock import Clock
 from ...runtime.groups.coordinator import GroupCoordinator, epochs
+from ...runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from ...runtime.groups.progress import Change, GroupProgress
 from ...runtime.log.checks import not_found
 from ...runtime.log.wal import Append, ChannelPolicy, OnAppended
 from .control import Control, GroupForgotten, GroupMoved
+from .link.linked_groups import LinkedGroupService
 from .log_state import LogState
 from .stored_channel import StoredChannel
 
@@ -31,7 +33,8 @@ class LoopTime(Clock):
 
 
 class ObjectGroups:
-    """`GroupBackend` of a log that this process owns in `epoch`, with its coordinator. Another owner has a coordinator
+    """`GroupBackend` of a log that this process owns in `epoch`, with its coordinator, and what members here and in
+    other processes reach that by. Another owner has a coordinator
     of its own, with numbers of assignment epochs that no other one had."""
 
     def __init__(
@@ -44,6 +47,8 @@ class ObjectGroups:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
+        self.service: LinkedGroupService = LinkedGroupService(self.coordinator)
+        self.client: LocalCoordinatorClient = LocalCoordinatorClient(self.coordinator)
 
     def channels(self) -> Collection[str]:
         return [channel.name for channel in self._state.names.values() if not channel.policy.ephemeral]

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
-from ...runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, check_plain, not_found, other_policy
 from ...runtime.log.payloads import check_timestamps, owned
@@ -41,6 +41,7 @@ from .ephemeral_access import EphemeralAccess
 from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
 from .link.access import LinkAccess
+from .link.linked_groups import RoutedCoordinatorClient
 from .link.log_links import LogLinks
 from .log_objects import LogObjects
 from .log_state import LogState
@@ -149,6 +150,7 @@ class ObjectWal(GroupWal):
             access,
             self._submit_here,
             self._answer_ephemeral,
+            lambda: None if self._groups is None else self._groups.service,
             self._on_link_changed,
             self._news.fail,
             may_own=may_own,
@@ -158,7 +160,10 @@ class ObjectWal(GroupWal):
         )
         self._pending = PendingBytes(settings.pending_bytes, shown)
         self._ephemeral = EphemeralAccess(self._state, self._memory, self._ownership, self._links.route, self._news)
-        self._groups: ObjectGroups | None = None
+        self._groups: ObjectGroups | None = None  # while this process owns the log
+        self._routed_groups: RoutedCoordinatorClient | None = None
+        if access is not None:
+            self._routed_groups = RoutedCoordinatorClient(self._links.route, self._own_client, lambda: self._closed)
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -306,6 +311,7 @@ class ObjectWal(GroupWal):
         self._poll_while_awaited()
 
     def _on_owned(self) -> None:
+        self._groups = ObjectGroups(self._state, self._state.epoch, self._submit_here)
         self._run("maintain the log", self._maintenance.run)
         self._news.tell()
 
@@ -424,22 +430,24 @@ class ObjectWal(GroupWal):
     async def groups(self) -> list[GroupInfo]:
         self._check_open()
         await self._fresh(confirmed=True)
-        if self._groups is not None:
-            return self._groups.coordinator.groups()
+        if self._groups is not None or self._links.route.link is not None:
+            return await (await self._coordinator_client()).groups()
         positions: dict[str, dict[str, bytes | None]] = {}
         for channel in self._state.names.values():
             for group, progress in channel.groups.items():
                 positions.setdefault(group, {})[channel.name] = progress.acked_to or None
         return [GroupInfo(group, positions[group], {}) for group in sorted(positions)]
 
-    async def _coordinator_client(self) -> LocalCoordinatorClient:
+    async def _coordinator_client(self) -> CoordinatorClient:
         self._check_open()
         await self._links.route.reach()
-        if not self._committer.owns:
-            raise Unavailable("consumer groups are in the process that owns the log: join them there")
-        if self._groups is None:
-            self._groups = ObjectGroups(self._state, self._state.epoch, self._submit_here)
-        return LocalCoordinatorClient(self._groups.coordinator)
+        client = self._routed_groups or self._own_client()
+        if client is None:
+            raise Unavailable("another process owns the log now")
+        return client
+
+    def _own_client(self) -> CoordinatorClient | None:
+        return None if self._groups is None else self._groups.client
 
     # ---- closing -----------------------------------------------------------------------------------------------------
 
@@ -456,8 +464,8 @@ class ObjectWal(GroupWal):
         await self._committer.hand_over()
         await self._links.close()
         self._committer.close()
-        if self._groups is not None:
-            self._groups.close()
+        if self._routed_groups is not None:
+            self._routed_groups.close()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)

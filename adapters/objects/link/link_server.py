@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, ClassVar, Final, Protocol, cast
 
 from ....runtime.direct.address import HostPort
@@ -36,8 +37,13 @@ class LinkedOwner(Protocol):
         """`Wal.submit`, with control entries: into the log by this process, or not at all."""
         ...
 
-    async def answer(self, method: str, arguments: Sequence[Any]) -> object:
-        """The answer to an `ask`, as msgpack takes it. Raises `InvalidRequest` for what is none."""
+    async def answer(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
+        """The answer to an `ask` of the process `client` over the link with this number, as msgpack takes it. Raises
+        `InvalidRequest` for what is none."""
+        ...
+
+    def link_ended(self, link: int) -> None:
+        """The link with this number has ended."""
         ...
 
 
@@ -51,6 +57,7 @@ class LinkServer:
         self.name: str = ""
         self._listener: Listener | None = None
         self._links: dict[ServedLink, None] = {}
+        self.numbers: Iterator[int] = count(1)
 
     async def listen(self, name: str) -> str:
         """Take links from now on, as the process with the id `name`. Returns the address for others, "" where the
@@ -103,8 +110,9 @@ class ServedLink(AcceptingEnd):
     def __init__(self, server: LinkServer) -> None:
         super().__init__(server.name, server.access.key)
         self._server = server
+        self._number = next(server.numbers)
         self._follows = self._over = False
-        self._answering: dict[int, asyncio.Task[None]] = {}
+        self._answering: dict[asyncio.Task[None], int] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -112,7 +120,8 @@ class ServedLink(AcceptingEnd):
 
     def on_end(self) -> None:
         self._server.gone(self)
-        for task in self._answering.values():
+        self._server.owner.link_ended(self._number)
+        for task in self._answering:
             task.cancel()
 
     # ---- of the other process ----------------------------------------------------------------------------------------
@@ -124,8 +133,7 @@ class ServedLink(AcceptingEnd):
             case ["ask", int(number), str(method)]:
                 self._ask(number, method, payload)
             case ["forget", int(number)]:
-                if number in self._answering:
-                    self._answering[number].cancel()
+                self._forget(number)
             case _:
                 raise BadRecord("a frame that links do not have", reason="frame")
 
@@ -133,9 +141,15 @@ class ServedLink(AcceptingEnd):
         entries, controls = decode_submit(payload)
         try:
             self._check_owned()
-            self._server.owner.submit_here(entries, controls, lambda result: self._reply(number, result))
+            self._server.owner.submit_here(entries, controls, lambda result: self._settle(number, result))
         except TidewalError as error:
-            self._reply(number, error)
+            self._settle(number, error)
+
+    def _settle(self, number: int, result: list[bytes] | TidewalError) -> None:
+        """Answer a submit. To the other process it says nothing that this one is fenced or closed."""
+        if isinstance(result, Fenced | Closed):
+            result = Unavailable(f"the owner of the log has not written it: {result.message}")
+        self._reply(number, result)
 
     def _ask(self, number: int, method: str, payload: bytes) -> None:
         arguments = unpack(payload)
@@ -144,8 +158,17 @@ class ServedLink(AcceptingEnd):
         task = asyncio.get_running_loop().create_task(
             self._answer(number, method, cast("list[Any]", arguments)), name=f"answer {method}"
         )
-        self._answering[number] = task
-        task.add_done_callback(lambda _: self._answering.pop(number, None))
+        self._answering[task] = number
+        task.add_done_callback(self._answering.pop)
+
+    def _forget(self, number: int) -> None:
+        for task, waiting in self._answering.items():
+            if waiting == number:
+                task.cancel()
+
+    @property
+    def _client(self) -> bytes:
+        return self._handshake.client.encode()
 
     async def _answer(self, number: int, method: str, arguments: Sequence[Any]) -> None:
         result: object
@@ -154,12 +177,15 @@ class ServedLink(AcceptingEnd):
             if method == "follow":
                 self._follows, result = True, None
             else:
-                result = await self._server.owner.answer(method, arguments)
+                result = await self._server.owner.answer(self._number, self._client, method, arguments)
+        except Closed as error:
+            result = Unavailable(f"the owner of the log has closed it: {error.message}")
         except TidewalError as error:
             result = error
         except (ValueError, TypeError) as error:
             result = InvalidRequest(f"{method[:100]!r} with these arguments is no question: {error}")
-        self._reply(number, result)
+        if number:
+            self._reply(number, result)
 
     def _check_owned(self) -> None:
         if self._over or not self._server.owner.owns:
@@ -168,8 +194,6 @@ class ServedLink(AcceptingEnd):
     # ---- to it -------------------------------------------------------------------------------------------------------
 
     def _reply(self, number: int, result: object) -> None:
-        if isinstance(result, Fenced | Closed):  # of this process; the other one only has another owner
-            result = Unavailable(f"{result.message}; nothing was written")
         if isinstance(result, TidewalError):
             self._send(["failed", number], encode_error(result))
         else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar, Final, Protocol
 
 from ....runtime.direct.ends import ConnectingEnd
 from ....runtime.direct.frames import Head
 from ....runtime.errors import BadRecord, Closed, TidewalError, Unavailable, of_unknown_outcome
-from ....runtime.loop_bridge import conclude
+from ....runtime.loop_bridge import call_on, conclude
 from ..submits import QueuedSubmit
 from .messages import LINK_BYTES, MESSAGE_BYTES, decode_error, encode_submit, pack, unpack
 
@@ -46,6 +47,7 @@ class LogLink(ConnectingEnd):
         """`name` is the id of this process and `to` that of the owner, in hexadecimal digits."""
         super().__init__(name, key, to)
         self._observer = observer
+        self._loop = asyncio.get_running_loop()
         self._numbers = count(1)
         self._submits: dict[int, tuple[QueuedSubmit, asyncio.TimerHandle]] = {}
         self._submitted_bytes = 0
@@ -88,6 +90,14 @@ class LogLink(ConnectingEnd):
         finally:
             if self._asking.pop(number, None) is not None and self.ended is None:
                 self.write(["forget", number])
+
+    def notify(self, method: str, *arguments: object) -> None:
+        """Ask without waiting for an answer. From any thread."""
+        call_on(self._loop, lambda: self._tell(method, arguments))
+
+    def _tell(self, method: str, arguments: tuple[object, ...]) -> None:
+        with suppress(TidewalError):
+            self.write(["ask", 0, method], pack(arguments))
 
     # ---- of the owner ------------------------------------------------------------------------------------------------
 

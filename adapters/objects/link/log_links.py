@@ -18,6 +18,7 @@ from ..log_tail import LogTail
 from ..ownership import Ownership
 from .access import LinkAccess
 from .link_server import LinkServer
+from .linked_groups import LinkedGroupService
 from .log_link import LogLink
 from .owner_route import RETRY_S, OwnerRoute
 
@@ -45,17 +46,18 @@ class LogLinks:
         access: LinkAccess | None,
         submit_here: SubmitHere,
         answer_ephemeral: Callable[[Sequence[Any]], Awaitable[object]],
+        groups: Callable[[], LinkedGroupService | None],
         changed: Callable[[], None],
         failed: Callable[[TidewalError], None],
         *,
         may_own: bool,
     ) -> None:
         """Without `access` this process is linked to none. `answer_ephemeral` answers as the owner what is asked about
-        ephemeral channels. `changed` is called where a link was made or is gone, `failed` with an error of what lies in
-        the store."""
+        ephemeral channels; `groups` are those of the owner, None in another process. `changed` is called where a link
+        was made or is gone, `failed` with an error of what lies in the store."""
         self._objects, self._state, self._tail = objects, state, tail
         self._committer, self._ownership = committer, ownership
-        self._answer_ephemeral = answer_ephemeral
+        self._answer_ephemeral, self._groups = answer_ephemeral, groups
         self._submit_here, self._changed, self._failed = submit_here, changed, failed
         self._server = None if access is None else LinkServer(access, self)
         patience_s = settings.delivery_timeout_s
@@ -89,7 +91,13 @@ class LogLinks:
         """`LinkedOwner.submit_here`."""
         self._submit_here(entries, controls, done)
 
-    async def answer(self, method: str, arguments: Sequence[Any]) -> object:
+    def link_ended(self, link: int) -> None:
+        """`LinkedOwner.link_ended`."""
+        groups = self._groups()
+        if groups is not None:
+            groups.disconnected(link)
+
+    async def answer(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
         """`LinkedOwner.answer`."""
         match [method, *arguments]:
             case ["confirm"]:
@@ -97,6 +105,11 @@ class LogLinks:
                 if not self.owns:
                     raise Unavailable("this process does not own the log any more")
                 return list(self._state.place)
+            case [str(group_method), *_] if group_method == "beat" or group_method.startswith("group."):
+                groups = self._groups()
+                if groups is None:
+                    raise Unavailable("this process does not own the log any more")
+                return await groups.ask(link, client, method, arguments)
             case ["ephemeral", *question]:
                 return await self._answer_ephemeral(question)
             case _:

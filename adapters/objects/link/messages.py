@@ -5,7 +5,7 @@ its process, as claims and blocks have it, in hexadecimal digits. Then the proce
 that ascend on its link:
 
     submit NUMBER           payload: entries and control entries for one block
-    ask NUMBER METHOD       payload: the arguments
+    ask NUMBER METHOD       payload: the arguments; 0: no answer is wanted
     forget NUMBER           the answer to an `ask` is not waited for any more
 
 and the owner:

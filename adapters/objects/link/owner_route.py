@@ -57,7 +57,8 @@ class OwnerRoute:
         """Without `access` there are no links. `patience_s` is for how long an owner is looked for (seconds), and
         longer where this process may own the log and waits for a lease."""
         self._objects, self._state, self._tail, self._ownership = objects, state, tail, ownership
-        self._access, self._observer, self._patience_s, self._may_own = access, observer, patience_s, may_own
+        self._access, self._observer, self._may_own = access, observer, may_own
+        self.patience_s: float = patience_s
         self._link: LogLink | None = None
         self._connecting = asyncio.Lock()
         self._hopeful = False
@@ -103,7 +104,7 @@ class OwnerRoute:
 
     async def _reach(self) -> None:
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience_s
+        give_up_at = loop.time() + self.patience_s
         while (failure := await self._connect()) is not None:
             self._observer.on_unreachable(failure)
             try:

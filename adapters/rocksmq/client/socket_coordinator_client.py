@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, cast
 
 from ....runtime.actor.heartbeat import HeartbeatCallback, HeartbeatThread
 from ....runtime.groups.coordinator_client import Ack, AssignedChannel, MemberAssignment
 from ....runtime.log.payloads import owned
 from ....runtime.log.wal import Append, From, GroupInfo
 from ..journal.channels import ids_of_runs, runs_of_ids
-from .owner_connection import OwnerConnection
 
 BEATS_PER_TIMEOUT = 3  # so that two may come late
 
 
-class SocketCoordinatorClient:
-    """`CoordinatorClient` over one connection to the owner. `close` it with the connection."""
+class RequestConnection(Protocol):
+    """A connection to the owner of a log."""
 
-    def __init__(self, connection: OwnerConnection) -> None:
+    async def ask(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
+        """The owner's answer to a request, for which it may wait `wait_s` seconds. Raises what the owner raises, and
+        `Unavailable`."""
+        ...
+
+    def notify(self, method: str, *arguments: object) -> None:
+        """Send a request without an answer, from any thread."""
+        ...
+
+
+class SocketCoordinatorClient:
+    """`CoordinatorClient` over one connection to the owner. `close` it with the connection. Another log than RocksMQ
+    derives a class that has its ids in requests in another way."""
+
+    def __init__(self, connection: RequestConnection) -> None:
         self._ask = connection.ask
         self._heartbeat = SessionHeartbeat(connection.notify)
 
     def close(self) -> None:
         """Keep no session alive any more. A second call does nothing."""
         self._heartbeat.stop()
+
+    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
+        """Single ids as requests have them."""
+        return runs_of_ids(ids)
+
+    def decode_ids(self, wire: Sequence[Any]) -> Iterable[bytes]:
+        """Single ids of an answer."""
+        return ids_of_runs(wire)
 
     async def join(
         self, group: str, member: str, channels: Sequence[str], start: From, session_timeout_s: float
@@ -43,13 +64,15 @@ class SocketCoordinatorClient:
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
         version, held, revoking = await self._ask("group.shares", group, member, seen, wait_s, wait_s=wait_s)
         channels = {
-            channel: AssignedChannel(epoch, acked_to, frozenset(ids_of_runs(runs)), metadata)
-            for channel, (epoch, acked_to, runs, metadata) in cast("dict[str, Any]", held).items()
+            channel: AssignedChannel(epoch, acked_to, frozenset(self.decode_ids(ids)), metadata)
+            for channel, (epoch, acked_to, ids, metadata) in cast("dict[str, Any]", held).items()
         }
         return MemberAssignment(version, channels, frozenset(revoking))
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        encoded = [[ack.channel, ack.assignment_epoch, ack.upto, runs_of_ids(ack.ids), ack.metadata] for ack in acks]
+        encoded = [
+            [ack.channel, ack.assignment_epoch, ack.upto, self.encode_ids(ack.ids), ack.metadata] for ack in acks
+        ]
         if not all(type(output.payload) is bytes for output in outputs):  # payloads are sent without a copy
             outputs = [output._replace(payload=owned(output.payload)) for output in outputs]
         return await self._ask("group.commit", group, member, encoded, list(outputs))
@@ -81,7 +104,7 @@ class SessionHeartbeat:
     """Sends the heartbeats of each member's session on a thread, however busy the event loop is."""
 
     def __init__(self, notify: Callable[[str, str, str], None]) -> None:
-        """`notify` is `OwnerConnection.notify`, called from any thread."""
+        """`notify` is that of the connection, called from any thread."""
         self._notify = notify
         self._timeouts_s: dict[tuple[str, str], float] = {}
         self._heartbeat = HeartbeatThread()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -50,12 +50,21 @@ class _Membership:
 
 
 class GroupService(ClientResources):
-    """Answers the group requests of one server, on its loop. The members of a client that is gone have left."""
+    """Answers the group requests of one server, on its loop. The members of a client that is gone have left. Another
+    log than RocksMQ derives a class that has its ids in requests in another way."""
 
     def __init__(self, coordinator: GroupCoordinator, *, return_s: float = RETURN_S) -> None:
         super().__init__(return_s)
         self._coordinator = coordinator
         self._memberships: dict[tuple[str, str], _Membership] = {}  # by group and member
+
+    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
+        """Single ids as answers have them."""
+        return runs_of_ids(ids)
+
+    def decode_ids(self, wire: Sequence[object]) -> Sequence[bytes]:
+        """Single ids of a request. Raises `InvalidRequest`."""
+        return _ids(wire)
 
     def _release(self, client: bytes) -> None:
         for group, member in [key for key, membership in self._memberships.items() if membership.client == client]:
@@ -129,7 +138,7 @@ class GroupService(ClientResources):
                         changed.clear()
                         assignment = self._coordinator.assignment(group, member)
         held = {
-            name: [channel.epoch, channel.acked_to, runs_of_ids(channel.acked), channel.metadata]
+            name: [channel.epoch, channel.acked_to, self.encode_ids(channel.acked), channel.metadata]
             for name, channel in assignment.held.items()
         }
         return [assignment.version, held, sorted(assignment.revoking)]
@@ -137,8 +146,15 @@ class GroupService(ClientResources):
     async def _commit(self, group: str, member: str, acks: list[object], outputs: list[object]) -> object:
         if not all(isinstance(output, Append) for output in outputs):
             raise InvalidRequest("the outputs of a commit are entries")
-        wanted, entries = [_ack(ack) for ack in acks], cast("list[Append]", outputs)
+        wanted, entries = [self._ack(ack) for ack in acks], cast("list[Append]", outputs)
         return await settled(lambda done: self._coordinator.commit(group, member, wanted, entries, done))
+
+    def _ack(self, argument: object) -> Ack:
+        match _list(argument):
+            case [str(channel), int(epoch), bytes() | None as upto, ids, bytes() | None as metadata]:
+                return Ack(channel, epoch, upto, tuple(self.decode_ids(_list(ids))), metadata)
+            case _:
+                raise InvalidRequest("an acknowledgement is a channel, an epoch, an id, single ids and metadata")
 
     def _leave(self, client: bytes | None, group: str, member: str) -> None:
         """End the membership if it is the client's: another may be that member by now."""
@@ -159,19 +175,11 @@ def _list(argument: object) -> list[object]:
     return cast("list[object]", argument)
 
 
-def _ack(argument: object) -> Ack:
-    match _list(argument):
-        case [str(channel), int(epoch), bytes() | None as upto, runs, bytes() | None as metadata]:
-            return Ack(channel, epoch, upto, tuple(_ids(_list(runs))), metadata)
-        case _:
-            raise InvalidRequest("an acknowledgement is a channel, an epoch, an id, runs of ids and metadata")
-
-
-def _ids(runs: list[object]) -> list[bytes]:
+def _ids(runs: Sequence[object]) -> list[bytes]:
     """The ids of runs from a client that may not be trusted: their number is bounded."""
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in runs) or len(runs) % 2:
         raise InvalidRequest("single ids are runs: first number, count, …")
-    numbers = cast("list[int]", runs)
+    numbers = cast("Sequence[int]", runs)
     if sum(numbers[1::2]) > MAX_SINGLE_ACKS:
         raise InvalidRequest(f"more than {MAX_SINGLE_ACKS} single ids in one acknowledgement")
     return list(ids_of_runs(numbers))

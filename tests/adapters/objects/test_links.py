@@ -12,7 +12,7 @@ import pytest
 from tests.adapters.objects.linked_processes import LinkedProcesses
 from tests.adapters.objects.processes import LEASE_S, Processes, appended, entries_of, until_owned
 from tests.adapters.objects.simulated_store import StoreRates
-from tidewal.runtime.errors import ChannelNotFound, Overloaded, Unavailable
+from tidewal.runtime.errors import ChannelNotFound, Fenced, Overloaded, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.testing.clock import elapse, run_virtual
 
@@ -381,3 +381,38 @@ async def test_ephemeral_channels_without_an_owner_are_empty_and_say_so(processe
     assert (info.policy, info.first_id, info.latest_id) == (EPHEMERAL, None, None)
     with pytest.raises(Unavailable, match="memory of the log's owner"):
         await other.wal.id_at("e", 1)
+
+
+@linked
+async def test_members_in_other_processes_outlive_the_owner(processes: LinkedProcesses) -> None:
+    """Each entry is processed, and none that is acknowledged comes again."""
+    owner = await processes.owner("a", "b")
+    others = [await processes.open(seed) for seed in range(2)]
+    members = [await each.wal.join("g", ["a", "b"]) for each in others]
+    processed: list[bytes] = []
+
+    async def work(member: Any) -> None:
+        async for delivered in member:
+            try:
+                await member.acknowledge(delivered)
+            except (Fenced, Unavailable):
+                continue
+            processed.extend(bytes(entry.payload) for entry in delivered.entries)
+
+    working = [asyncio.ensure_future(work(member)) for member in members]
+    for at in range(20):
+        await others[0].wal.append("ab"[at % 2], b"%d" % at)
+    await elapse(5)
+    assert {len(member.channels) for member in members} == {1}
+    (group,) = await owner.wal.groups()
+    assert sorted(map(sorted, group.members.values())) == [["a"], ["b"]]
+    processes.kill(owner)
+    await elapse(1)
+    for at in range(20, 40):
+        await others[1].wal.append("ab"[at % 2], b"%d" % at)
+    await elapse(60)
+    assert sorted(processed) == sorted(b"%d" % at for at in range(40))
+    assert await others[0].wal.groups() == await others[1].wal.groups()
+    for member in members:
+        await member.aclose()
+    await asyncio.gather(*working)

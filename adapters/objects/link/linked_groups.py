@@ -1,0 +1,105 @@
+"""Consumer groups over links: the requests of `adapters/rocksmq/owner/group_service.py`, with ids as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from ....runtime.errors import Closed, InvalidRequest, Unavailable
+from ....runtime.groups.coordinator import MAX_SINGLE_ACKS
+from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.groups.forwarding_client import ForwardingClient
+from ....runtime.log.wal import Append
+from ...rocksmq.client.socket_coordinator_client import SocketCoordinatorClient
+from ...rocksmq.owner.group_service import GroupService
+from .log_link import LogLink
+from .owner_route import RETRY_S, OwnerRoute
+
+T = TypeVar("T")
+
+
+class LinkedGroupService(GroupService):
+    """The groups of the owner, for members in other processes. One that is gone has left when its session is over, not
+    when its link is: a link ends also where a handler keeps the loop of its process from running."""
+
+    def _release(self, client: bytes) -> None:
+        pass
+
+    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
+        return list(ids)
+
+    def decode_ids(self, wire: Sequence[object]) -> Sequence[bytes]:
+        ids = [id for id in wire if isinstance(id, bytes)]
+        if len(ids) < len(wire) or len(ids) > MAX_SINGLE_ACKS:
+            raise InvalidRequest(f"single ids are bytes, {MAX_SINGLE_ACKS} at most")
+        return ids
+
+    async def ask(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
+        """The result of one request of the process `client` that came over a link with this number."""
+        if link not in self._clients:
+            self.connected(link, client)
+        if method == "group.commit" and len(arguments) == 4 and isinstance(arguments[3], list):
+            rows = cast("list[Sequence[Any]]", arguments[3])
+            outputs = [Append(str(row[0]), bytes(row[1]), int(row[2])) for row in rows]
+            arguments = [*arguments[:3], outputs]
+        return await self.answer(link, method, arguments)
+
+
+class LinkCoordinatorClient(SocketCoordinatorClient):
+    """`CoordinatorClient` over one link."""
+
+    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
+        return list(ids)
+
+    def decode_ids(self, wire: Sequence[Any]) -> Iterable[bytes]:
+        return wire
+
+
+class RoutedCoordinatorClient(ForwardingClient):
+    """`CoordinatorClient` over changes of the owner, which may be this process. A new owner knows no members: they get
+    `Fenced` and join again. Joining and what needs no member is repeated here; any other call that a change of the
+    owner cuts off raises `Unavailable`."""
+
+    def __init__(
+        self, route: OwnerRoute, local: Callable[[], CoordinatorClient | None], closed: Callable[[], bool]
+    ) -> None:
+        """`local` is the client of this process' own coordinator, None while it does not own the log."""
+        self._route, self._local, self._closed = route, local, closed
+        self._link: LogLink | None = None
+        self._client: LinkCoordinatorClient | None = None
+
+    async def _call_again(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._route.patience_s
+        while True:
+            link = self._route.link
+            try:
+                return await self._call(call)
+            except Unavailable:
+                if loop.time() >= give_up_at or (link is not None and link is self._route.link):
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def _call(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
+        await self._route.reach()
+        try:
+            return await call(self._local() or self._remote())
+        except Closed as error:
+            if self._closed():
+                raise
+            raise Unavailable("the log has got another owner") from error
+
+    def _remote(self) -> CoordinatorClient:
+        link = self._route.link
+        if link is None:
+            raise Unavailable("the owner of the log is gone")
+        if self._client is None or link is not self._link:
+            self.close()
+            self._link, self._client = link, LinkCoordinatorClient(link)
+        return self._client
+
+    def close(self) -> None:
+        """Keep no session alive any more."""
+        if self._client is not None:
+            self._client.close()
