@@ -88,8 +88,9 @@ class LogLink(ConnectingEnd):
         except TimeoutError:
             raise Unavailable("the owner of the log does not answer", outcome_unknown=True) from None
         finally:
-            if self._asking.pop(number, None) is not None and self.ended is None:
-                self.write(["forget", number])
+            if self._asking.pop(number, None) is not None:
+                with suppress(TidewalError):
+                    self.write(["forget", number])
 
     def notify(self, method: str, *arguments: object) -> None:
         """Ask without waiting for an answer. From any thread."""
