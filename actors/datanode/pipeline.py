@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.flush_events import FlushEvent
+from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord, DirectoryUnwritable, DiskFull, TidewalError, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType, encode
@@ -38,6 +39,9 @@ FLUSHES_PER_VACUUM = 64
 LOOK_S = 1.0  # of the log's time, after which a flush that is under way is looked at
 KEPT_OPEN_S = 60.0  # for which a table stays open behind a flush: many tables that nothing is stored in take memory
 IDLE_FLUSH_S = 600.0  # after so long a collection without rows stores how far it has read, to hold no more of the log
+READ_BACK_S = 60.0  # the same for its pipeline's first time, since the next pipeline would read all that again
+SETTLED_S = 15.0  # before that first time, and up to twice as long: with many collections not all at once
+CAUGHT_UP_S = 10.0  # behind now
 
 Array: TypeAlias = "pa.Array[Any]"  # of whatever type
 T = TypeVar("T")
@@ -176,7 +180,7 @@ class FlushPipeline:
         full = self._buffer.bytes >= settings.flush_bytes
         old = bool(self._buffer.records) and self._loop.time() - self._buffer.since >= settings.flush_interval_s
         requested = self._requested > self._published
-        flush_due = full or old or requested or self._unwritable or self._holds_what_others_wrote()
+        flush_due = full or old or requested or self._unwritable or self._holds_what_others_wrote(pack)
         if not (flush_due or self._compaction_due()):
             return
         if self._flushing is not None:
@@ -201,10 +205,16 @@ class FlushPipeline:
             due_s.append(self._compacted + settings.compaction_interval_s)
         return max(0.0, min(due_s) - self._loop.time()) if due_s else None
 
-    def _holds_what_others_wrote(self) -> bool:
+    def _holds_what_others_wrote(self, pack: MsgPack) -> bool:
         """Whether this collection has had no rows for a while, and others have on its channels, or nothing of it is
-        stored yet."""
-        if self._buffer.records or self._loop.time() - self._flushed < IDLE_FLUSH_S:
+        stored yet. How long that is says the log, not this pipeline: where nodes come and go none lives for long."""
+        settled_s = SETTLED_S * (1 + self.collection.id % 16 / 16)
+        if self._buffer.records or self._loop.time() - self._flushed < settled_s:
+            return False
+        end_ms, stored = physical_ms(pack.end_ts), max(self._stored, self.collection.created_ts)
+        idle_ms, behind_ms = end_ms - physical_ms(stored), physical_ms(self._node.clock.now()) - end_ms
+        patience_s = IDLE_FLUSH_S if self._flushes else READ_BACK_S
+        if idle_ms < patience_s * 1000 or behind_ms > CAUGHT_UP_S * 1000:
             return False
         return not self._stored or any(
             position.message_id != self._held.get(channel) for channel, position in self._positions.items()
@@ -223,6 +233,8 @@ class FlushPipeline:
         self._metrics.flushed(result, perf_counter() - started)
         self._flushes += 1
         await self._maintain(tidy=self._flushes % FLUSHES_PER_VACUUM == 0)
+        if not records:  # the next is far off
+            self._log = None
 
     def _compaction_due(self) -> bool:
         interval_s = self._node.settings.data_node.compaction_interval_s

@@ -125,7 +125,8 @@ async def test_retention_frees_the_segments_of_rows_that_are_stored_and_keeps_a_
     tmp_path, seed, monkeypatch
 ):
     """An idle collection shares the channels of one that is written, and the cuts and events lie in all segments."""
-    monkeypatch.setattr(pipeline, "IDLE_FLUSH_S", 0.5)
+    for name in ("IDLE_FLUSH_S", "READ_BACK_S", "SETTLED_S"):
+        monkeypatch.setattr(pipeline, name, 0.5)
     monkeypatch.setattr(streamingnode, "IDLE_TICK_S", 0.5)
     settings = Settings.model_validate({"rocksmq": {"retentionSizeInMB": 0}, "dataNode": {"flushIntervalS": 0.2}})
     log = await open_log(tmp_path, FaultyDisk(seed))
