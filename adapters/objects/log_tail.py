@@ -90,17 +90,20 @@ class LogTail:
             return moved
 
     def offer(self, block: Block) -> bool:
-        """Take a block that the owner says to have acknowledged. False where one before it is missing here, or where
-        too many wait for a reading that is under way: then it is to be read from the store."""
+        """Take a block that the owner says to have acknowledged. False where one before it is missing here, where too
+        many wait for a reading that is under way, or where the last look is so long ago that the block may have lain
+        here since then, and those behind it may be deleted: then it is to be read from the store."""
         place = block.header.epoch, block.header.number
-        reading = self._lock.locked()
+        reading, now = self._lock.locked(), self._clock.monotonic()
         if place < self._state.place or self._owned():
             return True
         if len(self._offered) >= AT_ONCE or not (reading or place == self._state.place):
             return False
+        if not reading and now - self._looked_at >= self._overtaken_s:
+            return False
         self._offered[place] = block
         if not reading:
-            self._looked_at = self._clock.monotonic()
+            self._looked_at = now
             self._take_offered()
             self._applied()
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.adapters.objects.processes import SETTINGS, Process, Processes
+from tests.adapters.objects.processes import QUICK, SETTINGS, Process, Processes
 from tests.adapters.objects.simulated_store import Objects, SimulatedStore, StoreRates
 from tests.direct_network import MemoryNetwork
 from tidewal.adapters.objects.group_positions import LoopTime
@@ -35,6 +35,10 @@ class LinkedProcesses(Processes):
         super().__init__(rates, settings)
         self.network = MemoryNetwork()
         self.objects = Objects()
+
+    def quick(self) -> None:
+        """Those that are opened from now on maintain a log of some entries."""
+        self._pace = QUICK
 
     async def open(
         self, seed: int = 0, *, key: bytes = KEY, listens: bool = True, may_own: bool = True
