@@ -94,6 +94,13 @@ class LinkServer:
         """A link has begun."""
         self._links[link] = None
 
+    def replace_earlier(self, link: ServedLink) -> None:
+        """End the earlier links of the process that has made this one. It has dropped them, and what it sent over them
+        and is not read yet must not come behind what it sends now."""
+        for earlier in list(self._links):
+            if earlier is not link and earlier.client == link.client:
+                earlier.end(Unavailable("its process has made another link"))
+
     def gone(self, link: ServedLink) -> None:
         """A link has ended."""
         self._links.pop(link, None)
@@ -167,17 +174,19 @@ class ServedLink(AcceptingEnd):
                 task.cancel()
 
     @property
-    def _client(self) -> bytes:
-        return self._handshake.client.encode()
+    def client(self) -> bytes:
+        """The id of the other process; empty until that has proved it."""
+        return self._handshake.client.encode() if self.established else b""
 
     async def _answer(self, number: int, method: str, arguments: Sequence[Any]) -> None:
         result: object
         try:
             self._check_owned()
             if method == "follow":
+                self._server.replace_earlier(self)
                 self._follows, result = True, None
             else:
-                result = await self._server.owner.answer(self._number, self._client, method, arguments)
+                result = await self._server.owner.answer(self._number, self.client, method, arguments)
         except Closed as error:
             result = Unavailable(f"the owner of the log has closed it: {error.message}")
         except TidewalError as error:

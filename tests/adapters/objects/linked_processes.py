@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from tests.adapters.objects.processes import QUICK, SETTINGS, Process, Processes
 from tests.adapters.objects.simulated_store import Objects, SimulatedStore, StoreRates
 from tests.direct_network import MemoryNetwork
 from tidewal.adapters.objects.group_positions import LoopTime
 from tidewal.adapters.objects.link.access import LinkAccess
+from tidewal.adapters.objects.link.log_link import LogLink
 from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.wal import ObjectWal
 from tidewal.runtime.direct.address import HostPort
@@ -58,6 +61,15 @@ class LinkedProcesses(Processes):
         process = await super().owner(*channels)
         assert isinstance(process, LinkedProcess)
         return process
+
+    async def raw_link(self, owner: LinkedProcess) -> LogLink:
+        """A link to this owner, by which a test says what no `ObjectWal` would, always as the same process."""
+        claimant = await owner.wal._objects.claimant(owner.wal._state.epoch)
+        assert claimant is not None
+        link = LogLink("11" * 16, KEY, claimant.writer.hex(), Mock())
+        await self.network.of().connect(HostPort.parse(claimant.address), lambda: link)
+        await link.until_established()
+        return link
 
     def kill(self, process: Process) -> None:
         super().kill(process)

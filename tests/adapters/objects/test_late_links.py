@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tests.adapters.objects.linked_processes import LinkedProcesses
-from tests.adapters.objects.processes import QUICK
+from tests.adapters.objects.processes import QUICK, entries_of
 from tests.adapters.objects.test_links import linked
+from tidewal.adapters.objects.link.messages import pack
 from tidewal.adapters.objects.log_objects import block_key
+from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.testing.clock import elapse
 
 
@@ -28,3 +32,21 @@ async def test_a_block_that_had_arrived_before_a_long_sleep_says_nothing_of_thos
     sleeper.wal._links.on_block(epoch, number, arrived)
     await elapse(1)
     assert await sleeper.wal.latest_id("a") == last
+
+
+@linked
+async def test_what_is_read_late_of_a_link_that_was_dropped_is_not_behind_what_came_over_the_next(
+    processes: LinkedProcesses,
+) -> None:
+    """What a process has sent before it breaks a link stays readable at the other end."""
+    owner = await processes.owner("a")
+    dropped = await processes.raw_link(owner)
+    assert await dropped.ask("follow") is None
+    following = await processes.raw_link(owner)
+    assert await following.ask("follow") is None
+    for link, payload in ((following, b"following"), (dropped, b"late")):
+        with suppress(Unavailable):  # it is ended
+            link.write(["submit", 1], pack([["a"], [[0, 0, payload]], []]))
+        await elapse(1)
+    await owner.wal.append("a", b"last")
+    assert await entries_of(owner.wal, "a", 2) == [b"following", b"last"]
