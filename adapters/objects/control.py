@@ -69,16 +69,15 @@ class Compacted(NamedTuple):
 
 Control: TypeAlias = ChannelCreated | ChannelDropped | Truncated | HoldMoved | GroupMoved | GroupForgotten | Compacted
 
-_KINDS: dict[str, type[Control]] = {
-    "create": ChannelCreated,
-    "drop": ChannelDropped,
-    "truncate": Truncated,
-    "hold": HoldMoved,
-    "group": GroupMoved,
-    "forget": GroupForgotten,
-    "compact": Compacted,
+_NAMES: dict[type[Control], str] = {
+    ChannelCreated: "create",
+    ChannelDropped: "drop",
+    Truncated: "truncate",
+    HoldMoved: "hold",
+    GroupMoved: "group",
+    GroupForgotten: "forget",
+    Compacted: "compact",
 }
-_NAMES: dict[type[Control], str] = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode_control(control: Control) -> bytes:
@@ -94,16 +93,22 @@ def encode_control(control: Control) -> bytes:
 def decode_control(payload: bytes | memoryview) -> Control:
     """The control entry of a payload. Raises `ValueError`, `TypeError`, `IndexError` and `struct.error` for a
     malformed one."""
-    name, *values = cast("list[Any]", msgpack.unpackb(payload))
-    if name == "create":
-        channel, policy = values
-        return ChannelCreated(channel, decode_policy(policy))
-    if name == "group":
-        number, group, upto, ids, reset, metadata = values
-        return GroupMoved(number, group, upto, tuple(ids), reset, metadata)
-    if name == "compact":
-        epoch, number, sections = values
-        return Compacted(epoch, number, decode_sections(sections, [run_key(epoch, number)]))
-    if name not in _KINDS:
-        raise ValueError(f"a control entry of the unknown kind {name!r}")
-    return _KINDS[name](*values)
+    match cast("list[Any]", msgpack.unpackb(payload)):
+        case ["create", str(name), policy] if isinstance(policy, dict):
+            return ChannelCreated(name, decode_policy(cast("dict[str, Any]", policy)))
+        case ["drop", int(number)]:
+            return ChannelDropped(number)
+        case ["truncate", int(number), bytes(id)]:
+            return Truncated(number, id)
+        case ["hold", int(number), str(holder), bytes() | None as at]:
+            return HoldMoved(number, holder, at)
+        case ["group", int(number), str(group), bytes() | None as upto, ids, bool(reset), bytes() | None as data] if (
+            all(isinstance(id, bytes) for id in ids)
+        ):
+            return GroupMoved(number, group, upto, tuple(ids), reset, data)
+        case ["forget", str(group)]:
+            return GroupForgotten(group)
+        case ["compact", int(epoch), int(number), [bytes(records), bytes(pieces)]]:
+            return Compacted(epoch, number, decode_sections([records, pieces], [run_key(epoch, number)]))
+        case _:
+            raise ValueError("a control entry of an unknown kind, or a malformed one")

@@ -14,6 +14,7 @@ from ....runtime.log.wal import Append
 from ...rocksmq.client.socket_coordinator_client import SocketCoordinatorClient
 from ...rocksmq.owner.group_service import GroupService
 from .log_link import LogLink
+from .messages import check_entries
 from .owner_route import RETRY_S, OwnerRoute
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class LinkedGroupService(GroupService):
             self.connected(link, client)
         if method == "group.commit" and len(arguments) == 4 and isinstance(arguments[3], list):
             rows = cast("list[Sequence[Any]]", arguments[3])
-            outputs = [Append(str(row[0]), bytes(row[1]), int(row[2])) for row in rows]
+            outputs = [Append(*row[:3]) for row in rows]
+            check_entries(outputs)
             arguments = [*arguments[:3], outputs]
         return await self.answer(link, method, arguments)
 

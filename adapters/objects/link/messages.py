@@ -27,9 +27,11 @@ from typing import Any, Final, cast
 
 import msgpack
 
-from ....runtime.errors import BadRecord, TidewalError, from_wire, to_wire
+from ....runtime.errors import BadRecord, InvalidRequest, TidewalError, from_wire, to_wire
+from ....runtime.log.checks import check_name
+from ....runtime.log.payloads import check_timestamps
 from ....runtime.log.wal import Append
-from ..control import Control, decode_control, encode_control
+from ..control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated, decode_control, encode_control
 
 LINK_BYTES: Final = 32 * 1024 * 1024  # of submits on their way over one link, unless one alone is larger
 MESSAGE_BYTES: Final = 128 * 1024 * 1024  # of one message: a submit of 64 MiB with what surrounds its entries
@@ -56,10 +58,28 @@ def decode_submit(payload: bytes) -> tuple[list[Append], list[Control]]:
     """The entries and control entries of a submit. Raises `BadRecord`, and what a malformed payload raises."""
     names, rows, controls = unpack(payload)
     try:
-        entries = [Append(str(names[name]), bytes(body), int(timestamp)) for name, timestamp, body in rows]
-        return entries, [decode_control(control) for control in controls]
-    except (IndexError, struct.error) as error:
+        entries = [Append(names[name], body, timestamp) for name, timestamp, body in rows]
+        check_entries(entries)
+        return entries, [_checked(decode_control(control)) for control in controls]
+    except (IndexError, KeyError, struct.error, InvalidRequest) as error:
         raise BadRecord(f"a submit that is none: {error}", reason="frame") from error
+
+
+def check_entries(entries: Sequence[Append]) -> None:
+    """Raise `InvalidRequest` for entries of another process that no block can have: they would be found out only where
+    the block is made, which may have those of others, too."""
+    check_timestamps([entry.timestamp for entry in entries])
+    if not all(type(entry.channel) is str and type(entry.payload) is bytes for entry in entries):
+        raise InvalidRequest("an entry has the name of a channel, and bytes")
+
+
+def _checked(control: Control) -> Control:
+    """The control entry, if it is one that a process makes that does not own the log."""
+    if isinstance(control, ChannelCreated):
+        check_name("channel name", control.name)
+    elif not isinstance(control, ChannelDropped | Truncated | HoldMoved):
+        raise InvalidRequest("a control entry that the owner alone makes")
+    return control
 
 
 def encode_error(error: BaseException) -> bytes:

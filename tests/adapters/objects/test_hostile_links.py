@@ -1,0 +1,65 @@
+"""Processes that know the secret and send nonsense over a link: only they are harmed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.adapters.objects.linked_processes import LinkedProcesses
+from tests.adapters.objects.processes import entries_of
+from tidewal.adapters.objects.link.messages import pack
+from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.testing.clock import elapse, run_virtual
+
+HOSTILE: dict[str, object] = {
+    "timestamp below 0": [["a"], [[0, -1, b"x"]], []],
+    "timestamp with a fraction": [["a"], [[0, 1.5, b"x"]], []],
+    "number of zeros": [["a"], [[0, 0, 5]], []],
+    "payload of text": [["a"], [[0, 0, "x"]], []],
+    "name of none": [[["a"]], [[0, 0, b"x"]], []],
+    "names in a map": [{"a": 0}, [[0, 0, b"x"]], []],
+    "number of no name": [["a"], [[7, 0, b"x"]], []],
+    "id that is none": [[], [], [pack(["truncate", 1, 5])]],
+    "hold at a number": [[], [], [pack(["hold", 1, "h", 5])]],
+    "channel without a name": [[], [], [pack(["create", "", {}])]],
+    "position of a group": [[], [], [pack(["group", 1, "g", b"\xff" * 16, [], False, None])]],
+    "all of a group": [[], [], [pack(["forget", "g"])]],
+    "run": [[], [], [pack(["compact", 1, 0, [b"", b""]])]],
+    "channel without a policy": [[], [], [pack(["create", "b", []])]],
+    "unknown control": [[], [], [pack(["unknown"])]],
+}
+
+
+@pytest.mark.parametrize("submit", [pytest.param(submit, id=name) for name, submit in HOSTILE.items()])
+def test_a_submit_that_is_none_ends_its_link_and_harms_no_other(submit: object) -> None:
+    async def main() -> None:
+        processes = LinkedProcesses()
+        owner = await processes.owner("a")
+        await owner.wal.append("a", b"before")
+        hostile = await processes.raw_link(owner)
+        hostile.write(["submit", 1], pack(submit))
+        await elapse(0.001)
+        async with asyncio.timeout(20):
+            await owner.wal.append("a", b"after")
+        assert hostile.ended is not None
+        reader = await processes.open()
+        assert await entries_of(reader.wal, "a", 2) == [b"before", b"after"]
+        assert await reader.wal.channels() == ["a"]
+        await processes.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("outputs", [[["a", b"x", -1]], [["a", 5, 0]], [[5, b"x", 0]], [["a"]], [{}], [5]])
+def test_outputs_that_are_none_are_refused(outputs: list[Any]) -> None:
+    async def main() -> None:
+        processes = LinkedProcesses()
+        owner = await processes.owner("a")
+        hostile = await processes.raw_link(owner)
+        with pytest.raises(InvalidRequest):
+            await hostile.ask("group.commit", "g", "m", [], outputs)
+        await processes.close()
+
+    run_virtual(main())
