@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from ...runtime.errors import ChannelNotFound, InvalidRequest, Unavailable
+from ...runtime.errors import ChannelNotFound, InvalidRequest, Overloaded, Unavailable
 from ...runtime.log.checks import not_found
 from ...runtime.log.wal import Entry, Start
 from ..rocksmq.protocol import decode_start, encode_start
@@ -50,8 +50,8 @@ class EphemeralAccess:
     async def read(
         self, channel: str, start: Start, closed: Callable[[], bool], changes: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Sequence[Entry]]:
-        """`Wal.read`. While no owner answers it waits for `changes`. Entries that an owner had when it ended are
-        passed over."""
+        """`Wal.read`. While no owner answers, or has no room for the question, it waits for `changes`. Entries that an
+        owner had when it ended are passed over."""
         begun: tuple[int, bytes] | None = None
         while not closed():
             try:
@@ -59,7 +59,7 @@ class EphemeralAccess:
                     number, behind = await self._ask("start", channel, encode_start(start))
                     begun = number, behind
                 found = await self._ask("following", *begun, wait_s=WAIT_S)
-            except Unavailable:
+            except (Unavailable, Overloaded):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await changes()

@@ -12,7 +12,7 @@ from ....runtime.direct.address import HostPort
 from ....runtime.direct.ends import AcceptingEnd
 from ....runtime.direct.frames import Head
 from ....runtime.direct.network import Listener
-from ....runtime.errors import BadRecord, Closed, Fenced, InvalidRequest, TidewalError, Unavailable
+from ....runtime.errors import BadRecord, Closed, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
 from ....runtime.log.wal import Append, OnAppended
 from ..block import Block
 from ..control import Control
@@ -20,7 +20,7 @@ from .access import LinkAccess
 from .messages import MESSAGE_BYTES, decode_submit, encode_error, pack, unpack
 
 PUSH_BYTES: Final = 8 * 1024 * 1024  # that wait to be sent; a follower with more reads blocks from the store
-ASKS: Final = 1024  # of one link, that are not answered
+ASKS: Final = 1024  # of one link, that are not answered; further ones are refused
 
 _log = logging.getLogger(__name__)
 
@@ -160,8 +160,12 @@ class ServedLink(AcceptingEnd):
 
     def _ask(self, number: int, method: str, payload: bytes) -> None:
         arguments = unpack(payload)
-        if not isinstance(arguments, list) or len(self._answering) >= ASKS:
-            raise BadRecord("a question that links do not have, or too many", reason="frame")
+        if not isinstance(arguments, list):
+            raise BadRecord("a question that links do not have", reason="frame")
+        if len(self._answering) >= ASKS:
+            if number:
+                self._reply(number, Overloaded(f"{ASKS} questions of this process wait at the owner", limit="asks"))
+            return
         task = asyncio.get_running_loop().create_task(
             self._answer(number, method, cast("list[Any]", arguments)), name=f"answer {method}"
         )

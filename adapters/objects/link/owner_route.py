@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from ....runtime.direct.address import HostPort
-from ....runtime.errors import Closed, TidewalError, Unavailable
+from ....runtime.errors import Closed, Overloaded, TidewalError, Unavailable
 from ....runtime.waiting import ended
 from ..log_objects import Claimant, LogObjects
 from ..log_state import LogState
@@ -96,7 +96,7 @@ class OwnerRoute:
         `Unavailable` where neither answers."""
         link = self.link
         if link is not None:
-            with suppress(Unavailable):
+            with suppress(Unavailable, Overloaded):
                 place = await link.ask("confirm")
                 if self._state.place >= tuple(place):
                     return

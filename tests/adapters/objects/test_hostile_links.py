@@ -1,4 +1,4 @@
-"""Processes that know the secret and send nonsense over a link: only they are harmed."""
+"""Processes that know the secret and send nonsense, or too much, over a link: only they are harmed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from tests.adapters.objects.linked_processes import LinkedProcesses
 from tests.adapters.objects.processes import entries_of
+from tidewal.adapters.objects.link.link_server import ASKS
 from tidewal.adapters.objects.link.messages import pack
 from tidewal.runtime.errors import InvalidRequest
+from tidewal.runtime.log.wal import ChannelPolicy, From
 from tidewal.runtime.testing.clock import elapse, run_virtual
 
 HOSTILE: dict[str, object] = {
@@ -60,6 +62,25 @@ def test_outputs_that_are_none_are_refused(outputs: list[Any]) -> None:
         hostile = await processes.raw_link(owner)
         with pytest.raises(InvalidRequest):
             await hostile.ask("group.commit", "g", "m", [], outputs)
+        await processes.close()
+
+    run_virtual(main())
+
+
+def test_more_readers_than_questions_may_wait_harm_no_append() -> None:
+    async def main() -> None:
+        processes = LinkedProcesses()
+        owner = await processes.owner("a")
+        await owner.wal.create_channel("e", ChannelPolicy(ephemeral=True))
+        other = await processes.open()
+        readers = [other.wal.read("e", From.EARLIEST) for _ in range(ASKS + 10)]
+        reading = [asyncio.ensure_future(anext(reader)) for reader in readers]
+        await elapse(5)
+        last = await other.wal.append("a", b"x")
+        assert await other.wal.latest_id("a") == last
+        await owner.wal.append("e", b"y")
+        for found in await asyncio.gather(*reading):
+            assert [bytes(entry.payload) for entry in found] == [b"y"]
         await processes.close()
 
     run_virtual(main())
