@@ -59,6 +59,11 @@ class LogLink(ConnectingEnd):
         """Whether the other end owns the log, as far as it has said."""
         return self.established and self.ended is None and not self._over
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether a submit is not answered."""
+        return bool(self._submits)
+
     def room(self, size: int) -> bool:
         """Whether a submit of `size` bytes may be sent now."""
         return not self._submits or self._submitted_bytes + size <= LINK_BYTES

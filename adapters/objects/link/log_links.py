@@ -60,8 +60,17 @@ class LogLinks:
         self._answer_ephemeral, self._groups = answer_ephemeral, groups
         self._submit_here, self._changed, self._failed = submit_here, changed, failed
         self._server = None if access is None else LinkServer(access, self)
-        patience_s = settings.delivery_timeout_s
-        self.route: OwnerRoute = OwnerRoute(objects, state, tail, ownership, access, self, patience_s, may_own=may_own)
+        self.route: OwnerRoute = OwnerRoute(
+            objects,
+            state,
+            tail,
+            ownership,
+            access,
+            self,
+            settings.delivery_timeout_s,
+            settings.lease_s,
+            may_own=may_own,
+        )
         self._reading: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._unread = False

@@ -51,18 +51,22 @@ class OwnerRoute:
         access: LinkAccess | None,
         observer: RouteObserver,
         patience_s: float,
+        lease_s: float,
         *,
         may_own: bool,
     ) -> None:
         """Without `access` there are no links. `patience_s` is for how long an owner is looked for (seconds), and
-        longer where this process may own the log and waits for a lease."""
+        longer where this process may own the log and waits for a lease. In `lease_s` seconds an owner that reaches the
+        store puts a block."""
         self._objects, self._state, self._tail, self._ownership = objects, state, tail, ownership
         self._access, self._observer, self._may_own = access, observer, may_own
         self.patience_s: float = patience_s
+        self._lease_s = lease_s
         self._link: LogLink | None = None
         self._connecting = asyncio.Lock()
         self._hopeful = False
         self._reaching: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def hopeful(self) -> bool:
@@ -125,7 +129,7 @@ class OwnerRoute:
             if self.link is not None:
                 return None
             await self._tail.catch_up()
-            claimant, _ = await self._ownership.newest_claim()
+            claimant, following = await self._ownership.newest_claim()
             self._hopeful = claimant is None or bool(claimant.address)
             if claimant is None or claimant.writer == self._objects.writer:
                 return Unavailable("no other process owns the log")
@@ -136,6 +140,9 @@ class OwnerRoute:
             except (OSError, ValueError, TidewalError) as error:  # a TimeoutError is an OSError
                 reason = str(error) or type(error).__name__
                 return Unavailable(f"its owner cannot be reached at {claimant.address}: {reason}")
+            if self._watching is not None:
+                self._watching.cancel()
+            self._watching = asyncio.create_task(self._watch(self._link, following), name="watch the owner of the log")
         _log.info("this process writes through the owner of the log at %s", claimant.address)
         self._observer.on_linked()
         return None
@@ -153,9 +160,21 @@ class OwnerRoute:
             raise
         return link
 
+    async def _watch(self, link: LogLink, following: int) -> None:
+        """End the link once the log has got to epoch `following`, behind the one that the other end owns. That end may
+        not reach the store, and not know it; then nothing comes over the link for a lease, and this process looks for
+        itself. Where nothing moves in the store either, and it waits to write, it owns the log."""
+        while link.usable and self._state.epoch < following:
+            before = self._state.place
+            await asyncio.sleep(self._lease_s)
+            if self._state.place == before:
+                with suppress(TidewalError):
+                    if not await self._tail.catch_up() and self._may_own and link.awaits_answer:
+                        await self._ownership.acquire()
+        link.end(Unavailable("the log has got another owner"))
+
     async def close(self) -> None:
         """End the link: what was submitted over it and is not answered has an unknown outcome."""
-        if self._reaching is not None:
-            await ended(self._reaching)
+        await ended(*(task for task in (self._reaching, self._watching) if task is not None))
         if self._link is not None:
             self._link.end(Closed("this process has closed the log"))

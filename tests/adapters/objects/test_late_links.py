@@ -1,11 +1,12 @@
-"""What reaches a link late, or over an earlier one."""
+"""What reaches a link late, over an earlier one, or never."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 
 from tests.adapters.objects.linked_processes import LinkedProcesses
-from tests.adapters.objects.processes import QUICK, entries_of
+from tests.adapters.objects.processes import LEASE_S, QUICK, entries_of
 from tests.adapters.objects.test_links import linked
 from tidewal.adapters.objects.link.messages import pack
 from tidewal.adapters.objects.log_objects import block_key
@@ -50,3 +51,47 @@ async def test_what_is_read_late_of_a_link_that_was_dropped_is_not_behind_what_c
         await elapse(1)
     await owner.wal.append("a", b"last")
     assert await entries_of(owner.wal, "a", 2) == [b"following", b"last"]
+
+
+@linked
+async def test_an_owner_that_has_lost_the_store_alone_is_replaced(processes: LinkedProcesses) -> None:
+    """It answers over its links, and knows nothing: also where it was replaced by a process that is linked to none."""
+    owner = await processes.owner("a")
+    others = [await processes.open(seed) for seed in range(2)]
+    waiting = await processes.open(3, may_own=False)
+    for other in (*others, waiting):
+        await other.wal.append("a", b"before")
+    reading = asyncio.ensure_future(entries_of(waiting.wal, "a", 4))
+    owner.store.down = True
+    await elapse(5 * LEASE_S)
+    assert all(other.linked for other in others)  # who does not write leaves the log alone
+    unanswered = await asyncio.gather(*(other.wal.append("a", b"?") for other in others), return_exceptions=True)
+    assert all(isinstance(result, Unavailable) and result.outcome_unknown for result in unanswered)
+    await elapse(2 * LEASE_S)
+    for other in (*others, waiting):
+        await other.wal.append("a", b"after")
+    assert sum(other.wal._committer.owns for other in others) == 1
+    assert await reading == [b"before"] * 3 + [b"after"]
+    owner.store.down = False
+    await elapse(LEASE_S)
+    await owner.wal.append("a", b"through the successor")
+    assert owner.linked
+    assert len([key for key in processes.objects.bodies if key.startswith("claim/")]) == 2
+
+
+@linked
+async def test_a_store_that_fails_for_all_costs_the_owner_nothing(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    others = [await processes.open(seed) for seed in range(2)]
+    for other in others:
+        await other.wal.append("a", b"before")
+    for process in processes.opened:
+        process.store.down = True
+    await elapse(5 * LEASE_S)
+    assert all(other.linked for other in others)
+    for process in reversed(processes.opened):
+        process.store.down = False
+        await elapse(1)
+    await elapse(5 * LEASE_S)
+    assert owner.wal._committer.owns
+    assert all(other.linked for other in others)
