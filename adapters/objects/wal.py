@@ -455,7 +455,7 @@ class ObjectWal(GroupWal):
         for member in self._members:
             await member.aclose()
         self._closed = True
-        self._links.dismiss()
+        self._links.retire()
         drained = asyncio.Event()
         self._pending.close(lambda: call_on(self._loop, drained.set))
         with suppress(TimeoutError):

@@ -55,6 +55,7 @@ class LinkServer:
         self.access: LinkAccess = access
         self.owner: LinkedOwner = owner
         self.name: str = ""
+        self.retired: bool = False
         self._listener: Listener | None = None
         self._links: dict[ServedLink, None] = {}
         self.numbers: Iterator[int] = count(1)
@@ -82,6 +83,11 @@ class LinkServer:
         """Say that this process owns the log no more."""
         for link in list(self._links):
             link.dismiss()
+
+    def retire(self) -> None:
+        """Take nothing any more, though this process owns the log until what it has taken is written."""
+        self.retired = True
+        self.dismiss()
 
     async def close(self) -> None:
         """End all links."""
@@ -201,7 +207,7 @@ class ServedLink(AcceptingEnd):
             self._reply(number, result)
 
     def _check_owned(self) -> None:
-        if self._over or not self._server.owner.owns:
+        if self._over or self._server.retired or not self._server.owner.owns:
             raise Unavailable("this process does not own the log: nothing was written")
 
     # ---- to it -------------------------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ class LogLinks:
         if self._server is not None:
             self._server.dismiss()
 
+    def retire(self) -> None:
+        """Let others look for another owner: this process writes what it has taken, and then is it no more."""
+        if self._server is not None:
+            self._server.retire()
+
     def submit_here(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None:
         """`LinkedOwner.submit_here`."""
         self._submit_here(entries, controls, done)

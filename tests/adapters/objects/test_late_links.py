@@ -95,3 +95,24 @@ async def test_a_store_that_fails_for_all_costs_the_owner_nothing(processes: Lin
     await elapse(5 * LEASE_S)
     assert owner.wal._committer.owns
     assert all(other.linked for other in others)
+
+
+@linked
+async def test_appends_wait_while_the_owner_closes_for_long(processes: LinkedProcesses) -> None:
+    """It still owns the log, since what it has taken is not written: nothing new goes to it."""
+    owner = await processes.owner("a")
+    others = [await processes.open(seed) for seed in range(2)]
+    for other in others:
+        await other.wal.append("a", b"before")
+    owner.store.down = True
+    taken = asyncio.ensure_future(others[0].wal.append("a", b"taken"))
+    await elapse(1)
+    processes.opened.remove(owner)
+    closing = asyncio.ensure_future(owner.wal.close())
+    await elapse(1)
+    appends = [asyncio.ensure_future(other.wal.append("a", b"next")) for other in others]
+    await elapse(3)
+    owner.store.down = False
+    ids = [await taken, *await asyncio.gather(*appends)]
+    assert ids[0] == min(ids)
+    await closing
