@@ -92,6 +92,13 @@ class RoutedCoordinatorClient(ForwardingClient):
                 raise
             raise Unavailable("the log has got another owner") from error
 
+    async def leave(self, group: str, member: str) -> None:
+        """`CoordinatorClient.leave`. Where no owner answers the session ends by itself: none is looked for, nor does
+        this process come to own the log."""
+        if self._local() is None and self._route.link is None:
+            raise Unavailable("the owner of the log is gone")
+        await super().leave(group, member)
+
     def _remote(self) -> CoordinatorClient:
         link = self._route.link
         if link is None:

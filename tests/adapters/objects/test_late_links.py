@@ -116,3 +116,20 @@ async def test_appends_wait_while_the_owner_closes_for_long(processes: LinkedPro
     ids = [await taken, *await asyncio.gather(*appends)]
     assert ids[0] == min(ids)
     await closing
+
+
+@linked
+async def test_members_do_not_wait_for_another_owner_to_leave(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    others = [await processes.open(may_own=may_own) for may_own in (False, True)]
+    for other in others:
+        for at in range(3):
+            await other.wal.join(f"g{at}", ["a"])
+    processes.kill(owner)
+    await elapse(1)
+    began = asyncio.get_running_loop().time()
+    for other in others:
+        processes.opened.remove(other)
+        await other.wal.close()
+    assert asyncio.get_running_loop().time() - began < 5
+    assert len([key for key in processes.objects.bodies if key.startswith("claim/")]) == 1
