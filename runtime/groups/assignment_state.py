@@ -49,6 +49,8 @@ class AssignmentState:
             group.unsubscribe(before)
         group.members[member.id] = member
         self._new_version(member)
+        if member.session_timeout_s is not None:
+            self._lock.after(self._watch)
 
     def _remove(self, group: Group, member: MemberState) -> None:
         """Take a member out, unless it has joined again meanwhile."""

@@ -133,3 +133,15 @@ async def test_members_do_not_wait_for_another_owner_to_leave(processes: LinkedP
         await other.wal.close()
     assert asyncio.get_running_loop().time() - began < 5
     assert len([key for key in processes.objects.bodies if key.startswith("claim/")]) == 1
+
+
+@linked
+async def test_the_session_of_a_member_ends_also_where_it_had_its_channels_at_once(processes: LinkedProcesses) -> None:
+    """Where the group has positions nothing is stored or moved when it joins."""
+    await processes.owner("a")
+    for seed in range(3):
+        other = await processes.open(seed)
+        member = await other.wal.join("g", ["a"], session_timeout_s=3)
+        await elapse(10)
+        assert set(member.channels) == {"a"}
+        processes.kill(other)
