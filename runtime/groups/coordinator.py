@@ -102,6 +102,12 @@ class GroupCoordinator(AssignmentState):
             if found is not None and member in found.members:
                 found.members[member].seen_alive = self._clock.monotonic()
 
+    def has_member(self, group: str, member: str) -> bool:
+        """Whether the member has joined, and has neither left nor lost its session."""
+        with self._lock:
+            found = self._groups.get(group)
+            return found is not None and member in found.members
+
     def assignment(self, group: str, member: str) -> MemberAssignment:
         """The channels that the member has. Raises `Fenced` for an unknown member: it must join again."""
         with self._lock:

@@ -40,12 +40,20 @@ class LinkedGroupService(GroupService):
         """The result of one request of the process `client` that came over a link with this number."""
         if link not in self._clients:
             self.connected(link, client)
+        if method == "group.join":
+            self._forget_ended()
         if method == "group.commit" and len(arguments) == 4 and isinstance(arguments[3], list):
             rows = cast("list[Sequence[Any]]", arguments[3])
             outputs = [Append(*row[:3]) for row in rows]
             check_entries(outputs)
             arguments = [*arguments[:3], outputs]
         return await self.answer(link, method, arguments)
+
+    def _forget_ended(self) -> None:
+        """Forget those that have left without a word: nothing else tells of the end of a session."""
+        for group, member in list(self._memberships):
+            if not self._coordinator.has_member(group, member):
+                del self._memberships[group, member]
 
 
 class LinkCoordinatorClient(SocketCoordinatorClient):

@@ -145,3 +145,17 @@ async def test_the_session_of_a_member_ends_also_where_it_had_its_channels_at_on
         await elapse(10)
         assert set(member.channels) == {"a"}
         processes.kill(other)
+
+
+@linked
+async def test_members_whose_processes_were_killed_leave_nothing(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    for seed in range(5):
+        killed = await processes.open(seed)
+        await killed.wal.join("g", ["a"], session_timeout_s=3)
+        processes.kill(killed)
+        await elapse(10)
+    other = await processes.open()
+    await other.wal.join("g", ["a"])
+    assert owner.wal._groups is not None
+    assert len(owner.wal._groups.service._memberships) == 1
