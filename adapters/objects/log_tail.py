@@ -118,9 +118,12 @@ class LogTail:
     async def _apply_blocks(self) -> None:
         at_once, at_end = 1, False
         while not at_end:
+            place = self._state.place
             found = await self._next_blocks(at_once)
             if self._owned():
                 return
+            if self._state.place != place:  # this process owned the log meanwhile, and applied what it put
+                continue
             for block in found:
                 self._state.apply(block)
                 self._cache.add(block)

@@ -159,3 +159,30 @@ async def test_members_whose_processes_were_killed_leave_nothing(processes: Link
     await other.wal.join("g", ["a"])
     assert owner.wal._groups is not None
     assert len(owner.wal._groups.service._memberships) == 1
+
+
+@linked
+async def test_a_reading_from_before_this_process_owned_the_log_is_not_applied_behind_it(
+    processes: LinkedProcesses,
+) -> None:
+    """It finds blocks that this process has put, and applied, since."""
+    late = await processes.owner("a")
+    await late.wal._committer.hand_over()
+    await late.wal._tail.catch_up()
+    get, go_on = late.store.get, asyncio.Event()
+
+    async def slow(key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        if key == block_key(2, 0):
+            await go_on.wait()
+        return await get(key, start, end)
+
+    late.store.get = slow
+    reading = asyncio.ensure_future(late.wal._tail.catch_up())
+    await elapse(1)
+    await late.wal._objects.claim(2)
+    late.wal._committer.start()
+    last = await late.wal.append("a", b"x")
+    await late.wal._committer.hand_over()
+    go_on.set()
+    await reading
+    assert await late.wal.latest_id("a") == last
