@@ -82,6 +82,7 @@ async def test_an_owner_that_slept_makes_no_checkpoint_behind_a_later_one(proces
     assert await entries_of(reader.wal, "a", len(written)) == written
 
 
+@pytest.mark.slow
 @virtual
 async def test_opening_a_log_of_100_gib_costs_a_bounded_number_of_requests(processes: Processes) -> None:
     """None of its 102,400 sections of 1 MiB is read."""

@@ -323,6 +323,7 @@ async def test_a_store_that_is_away_for_a_minute_costs_no_order(processes: Proce
     assert await entries_of(owner.wal, "a", 6) == [b"0", b"1", b"2", b"3", b"4", b"after"]
 
 
+@pytest.mark.slow
 @virtual
 async def test_ten_thousand_idle_channels_cost_no_request(processes: Processes) -> None:
     """Schedule 15: an idle owner puts its mark, whatever there is."""
