@@ -64,7 +64,7 @@ class Ownership:
         if self._acquiring is None or self._acquiring.done():
             self._acquiring = asyncio.create_task(self._acquire(), name="acquire the log")
             self._acquiring.add_done_callback(_retrieve)
-        await _outcome(self._acquiring)
+        await outcome(self._acquiring)
 
     async def _acquire(self) -> None:
         await self._objects.make()
@@ -117,7 +117,7 @@ class Ownership:
             earlier = self._confirming
             self._confirming_next = asyncio.create_task(self._confirm(earlier), name="confirm the claim")
             self._confirming_next.add_done_callback(_retrieve)
-        await _outcome(self._confirming_next)
+        await outcome(self._confirming_next)
 
     async def _confirm(self, earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None:
@@ -140,7 +140,7 @@ def _retrieve(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-async def _outcome(task: asyncio.Task[None]) -> None:
+async def outcome(task: asyncio.Task[None]) -> None:
     """Wait for a task of which others may wait, too. Raises its error, and `Closed` where it was cancelled."""
     await asyncio.wait([task])
     if task.cancelled():

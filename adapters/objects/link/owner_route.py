@@ -13,7 +13,7 @@ from ....runtime.waiting import ended
 from ..log_objects import Claimant, LogObjects
 from ..log_state import LogState
 from ..log_tail import LogTail
-from ..ownership import Ownership
+from ..ownership import Ownership, outcome
 from .access import LinkAccess
 from .log_link import LinkObserver, LogLink
 
@@ -84,10 +84,7 @@ class OwnerRoute:
             return
         if self._reaching is None or self._reaching.done():
             self._reaching = asyncio.create_task(self._reach(), name="reach the owner of the log")
-        await asyncio.wait([self._reaching])
-        if self._reaching.cancelled():
-            raise Closed("the log is closed")
-        self._reaching.result()
+        await outcome(self._reaching)
 
     async def look(self) -> None:
         """Be linked to the owner, where one answers now."""
