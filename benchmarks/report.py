@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -67,6 +68,23 @@ def figure(
         "beside": {key: _short(other) for key, other in (beside or {}).items()},
     }
     print(json.dumps(line), flush=True)
+
+
+def ratio(name: str, ours: Rounds, others: Rounds, unit: str, **beside: float | str) -> None:
+    """Print what came of `ours` for each of `others`, round by round."""
+    ratios = Rounds(tuple(one / other for one, other in zip(ours.values, others.values, strict=True)))
+    figure(name, ratios.median, unit, ratios.spread, beside)
+
+
+def chosen(benchmark: str, description: str | None, subjects: Iterable[str]) -> Sequence[str]:
+    """Those of the subjects that the command line names with `--only`, all by default; ends where there is no such."""
+    known = list(subjects)
+    parser = argparse.ArgumentParser(prog=f"benchmarks.{benchmark}", description=description)
+    parser.add_argument("--only", metavar="NAMES", default=",".join(known), help="of " + ", ".join(known))
+    names = parser.parse_args().only.split(",")
+    if unknown := set(names) - set(known):
+        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    return names
 
 
 def _short(value: float | str) -> float | str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
 
+from ..report import chosen
 from ..wal.limits import scratch
 from . import appends, reading, requests, strong_read
 from .stores import Bench, running
@@ -22,11 +22,7 @@ SUBJECTS: dict[str, Callable[[Bench], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.objects", description=__doc__)
-    parser.add_argument("--only", metavar="NAMES", default=",".join(SUBJECTS), help="of " + ", ".join(SUBJECTS))
-    names = parser.parse_args().only.split(",")
-    if unknown := set(names) - SUBJECTS.keys():
-        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    names = chosen("objects", __doc__, SUBJECTS)
     with (
         scratch() as directory,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from contextlib import AsyncExitStack, ExitStack
 from uuid import uuid4
@@ -12,23 +11,14 @@ from tests.brokers.jars import Missing
 from tests.brokers.woodpecker import Etcd, Sidecar
 from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.woodpecker.wal import WoodpeckerWal
-from tidewal.runtime.log.wal import ChannelPolicy, Wal
+from tidewal.runtime.log.wal import ChannelPolicy
 
-from ..report import Rounds, figure, interleaved, per_second
-from .stores import KIB, MIB, Bench, put_all
+from ..report import interleaved, per_second, ratio
+from ..wal.limits import KIB, MIB, produce
+from .stores import Bench, put_all
 
 CASES = (("16x64KiB", 16, 64 * KIB, 40), ("10000x1KiB", 10_000, KIB, 4))  # name, in flight, bytes each, times each
 AT_ONCE = ObjectsSettings(linger_ms=0)  # a block goes as soon as there is one: what is measured is no wait
-
-
-async def produce(wal: Wal, channel: str, in_flight: int, payload: bytes, times: int) -> None:
-    """Let `in_flight` producers each append `times` times, one after another."""
-
-    async def one() -> None:
-        for _ in range(times):
-            await wal.append(channel, payload)
-
-    await asyncio.gather(*(one() for _ in range(in_flight)))
 
 
 def measure(bench: Bench) -> None:
@@ -60,7 +50,7 @@ def _case(bench: Bench, sidecar: Sidecar | None, name: str, in_flight: int, payl
 
     def by_log() -> float:
         store.bodies.clear()
-        rate = per_second(count, lambda: bench.run(produce(log, "bench", in_flight, payload, times)))
+        rate = per_second(count, lambda: bench.run(produce(log, in_flight, payload, times)))
         blocks[:] = store.bodies
         return rate
 
@@ -70,25 +60,15 @@ def _case(bench: Bench, sidecar: Sidecar | None, name: str, in_flight: int, payl
         stack.push_async_callback(other.close)
         bench.run(other.create_channel(name, ChannelPolicy(max_message_bytes=2 * MIB)))
         candidates["woodpecker"] = lambda: per_second(
-            count, lambda: bench.run(produce(other, name, in_flight, payload, times))
+            count, lambda: bench.run(produce(other, in_flight, payload, times, [name]))
         )
     measured = interleaved(candidates)
     bench.run(stack.aclose())
-    beside: dict[str, float | str] = {
-        "messages_per_s": measured["log"].median,
-        "mb_per_s": measured["log"].median * len(payload) / 1e6,
-        "blocks": len(blocks),
-        "store": bench.name,
-    }
-    ratio(f"objects.append.{name}", measured["log"], measured["puts"], "ratio to bare PUTs of the same blocks", beside)
+    ours, puts = measured["log"], measured["puts"]
+    each = ours.median
+    ratio(f"objects.append.{name}", ours, puts, "ratio to bare PUTs of the same blocks", messages_per_s=each,
+          mb_per_s=each * len(payload) / 1e6, blocks=len(blocks), store=bench.name)  # fmt: skip
     if sidecar is not None:
-        beside = {"woodpecker_messages_per_s": measured["woodpecker"].median}
-        ratio(
-            f"objects.append.{name}.woodpecker", measured["log"], measured["woodpecker"], "ratio to Woodpecker", beside
-        )
-
-
-def ratio(name: str, ours: Rounds, others: Rounds, unit: str, beside: dict[str, float | str]) -> None:
-    """Print what came of `ours` for each of `others`, round by round."""
-    ratios = Rounds(tuple(one / other for one, other in zip(ours.values, others.values, strict=True)))
-    figure(name, ratios.median, unit, ratios.spread, beside)
+        woodpecker = measured["woodpecker"]
+        ratio(f"objects.append.{name}.woodpecker", ours, woodpecker, "ratio to Woodpecker",
+              woodpecker_messages_per_s=woodpecker.median)  # fmt: skip

@@ -11,9 +11,10 @@ from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.wal import ObjectWal
 from tidewal.runtime.log.wal import Append, From
 
-from ..report import interleaved, per_second
-from .appends import AT_ONCE, ratio
-from .stores import KIB, MIB, Bench, put_all
+from ..report import interleaved, per_second, ratio
+from ..wal.limits import KIB, MIB
+from .appends import AT_ONCE
+from .stores import Bench, put_all
 
 SIZE = 64 * MIB
 CASES = (("64KiB", 64 * KIB), ("1KiB", KIB))
@@ -45,8 +46,8 @@ def _case(bench: Bench, name: str, size: int) -> None:
         }
     )
     each = measured["log"].median
-    beside: dict[str, float | str] = {"messages_per_s": each, "mb_per_s": each * size / 1e6, "blocks": len(bodies)}
-    ratio(f"objects.read.{name}", measured["log"], measured["gets"], "ratio to bare GETs of the blocks", beside)
+    ratio(f"objects.read.{name}", measured["log"], measured["gets"], "ratio to bare GETs of the blocks",
+          messages_per_s=each, mb_per_s=each * size / 1e6, blocks=len(bodies))  # fmt: skip
 
 
 async def _write(bench: Bench, prefix: str, size: int) -> list[bytes]:

@@ -10,7 +10,8 @@ from tidewal.adapters.objects.settings import DAY_S, ObjectsSettings
 from tidewal.runtime.log.wal import Append, Wal
 
 from ..report import figure
-from .stores import KIB, Bench
+from ..wal.limits import KIB
+from .stores import Bench
 
 RATES = (0, 1, 10, 100, 1_000, 10_000, 50_000)  # messages of 1 KiB a second
 SECONDS = 10.0

@@ -21,12 +21,12 @@ from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.adapters.objects.wal import ObjectWal
 from tidewal.runtime.log.wal import ChannelPolicy
 
+from ..wal.limits import MIB
 from .minio_server import Minio
 
 T = TypeVar("T")
 
 BUCKET = "tests"
-KIB, MIB = 1024, 1024 * 1024
 AT_ONCE = 32  # requests, as the log has them
 
 

@@ -11,7 +11,8 @@ from tidewal.adapters.objects.settings import ObjectsSettings
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 from ..report import figure
-from .stores import KIB, Bench
+from ..wal.limits import KIB
+from .stores import Bench
 
 READS = 60
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 from tests.brokers.jars import Missing
 from tidewal.spark_bridge import session
 
+from ..report import chosen
 from ..wal.limits import scratch
 from . import kafka, reading, triggers
 from .connector import connector_jars
@@ -24,11 +24,7 @@ SUBJECTS: dict[str, Callable[[Any, str], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.spark", description=__doc__)
-    parser.add_argument("--only", metavar="NAMES", default=",".join(SUBJECTS), help="of " + ", ".join(SUBJECTS))
-    names = parser.parse_args().only.split(",")
-    if unknown := set(names) - SUBJECTS.keys():
-        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    names = chosen("spark", __doc__, SUBJECTS)
     settings = with_connector() if "kafka" in names else {}
     with scratch() as directory:
         spark = session("benchmarks", **settings, **{"spark.local.dir": os.path.join(directory, "local")})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable
 
 import uvloop
 
+from ..report import chosen
 from . import appends, busy, channels, device, ephemeral, opening, reading, sockets
 from .limits import Bench, scratch
 
@@ -24,11 +24,7 @@ SUBJECTS: dict[str, Callable[[Bench], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.wal", description=__doc__)
-    parser.add_argument("--only", metavar="NAMES", default=",".join(SUBJECTS), help="of " + ", ".join(SUBJECTS))
-    names = parser.parse_args().only.split(",")
-    if unknown := set(names) - SUBJECTS.keys():
-        parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    names = chosen("wal", __doc__, SUBJECTS)
     with scratch() as directory, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         bench = Bench(directory, runner)
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from ..report import interleaved, per_second
-from .limits import KIB, MIB, Bench, ratio
+from ..report import interleaved, per_second, ratio
+from .limits import KIB, MIB, TO_RAW, Bench
 from .peers import Peer, RocksDB, SQLite
 
 ROUNDS = 7
@@ -66,5 +66,5 @@ def _case(
         prefix = f"wal.{kind}" if key == "log" else f"wal.peer.{key}.{kind}"
         each = rounds.median * count
         raw_mb_per_s = measured["raw"].median * count * size / 1e6
-        ratio(f"{prefix}.{name}", rounds, measured["raw"], messages_per_s=each, mb_per_s=each * size / 1e6,
+        ratio(f"{prefix}.{name}", rounds, measured["raw"], TO_RAW, messages_per_s=each, mb_per_s=each * size / 1e6,
               raw_mb_per_s=raw_mb_per_s)  # fmt: skip

@@ -15,8 +15,8 @@ import uvloop
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.log.wal import ChannelPolicy
 
-from ..report import figure, interleaved, per_second
-from .limits import KIB, Bench, produce, ratio
+from ..report import figure, interleaved, per_second, ratio
+from .limits import KIB, Bench, produce
 
 MANY = [f"many{number}" for number in range(256)]
 IN_FLIGHT = 16

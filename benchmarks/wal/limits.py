@@ -19,8 +19,6 @@ from typing import TypeVar
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Wal
 
-from ..report import Rounds, figure
-
 T = TypeVar("T")
 
 KIB, MIB = 1024, 1024 * 1024
@@ -128,12 +126,6 @@ class Bench:
     def close(self) -> None:
         for close in reversed(self._closing):
             close()
-
-
-def ratio(name: str, ours: Rounds, limit: Rounds, unit: str = TO_RAW, **beside: float) -> None:
-    """Print what came of `ours` for each of `limit`, round by round."""
-    ratios = Rounds(tuple(one / other for one, other in zip(ours.values, limit.values, strict=True)))
-    figure(name, ratios.median, unit, ratios.spread, beside)
 
 
 @contextlib.contextmanager

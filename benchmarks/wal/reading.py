@@ -8,8 +8,8 @@ from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
-from ..report import interleaved, per_second
-from .limits import KIB, MIB, SEGMENT_BYTES, Bench, ratio
+from ..report import interleaved, per_second, ratio
+from .limits import KIB, MIB, SEGMENT_BYTES, Bench
 
 SIZE = 128 * MIB
 CASES = (("64KiB", 64 * KIB, 16), ("64KiB.single", 64 * KIB, 1), ("1KiB", KIB, 64))  # bytes each, messages of a commit

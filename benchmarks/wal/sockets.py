@@ -12,8 +12,8 @@ import uvloop
 
 from tidewal.adapters.rocksmq import open_wal
 
-from ..report import interleaved, per_second
-from .limits import KIB, Bench, produce, ratio
+from ..report import interleaved, per_second, ratio
+from .limits import KIB, Bench, produce
 
 CASES = (
     ("1x1KiB", 1, 1, 1000),
