@@ -27,7 +27,7 @@ HEADING = re.compile(rb"^\d+\. (\w+)")
 SPARK = "Spark"
 STEPS = ("A", "Replay", "Delta", SPARK)  # the first words of their headings
 RUN_WITHIN_S = 300.0
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = 90.0  # Spark's JVM ends at once, but lets a hook at its shutdown hang for 30 s (Hadoop's default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,14 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        words = "?"
+    return f"process {pid} ({words[:80].rstrip()})"
+
+
 def durations(folder: Path, events: int, options: list[str]) -> dict[str, float]:
     """How long each step takes in a run that is left alone."""
     run = Run(folder / "whole", events, options)
@@ -130,13 +138,13 @@ def durations(folder: Path, events: int, options: list[str]) -> dict[str, float]
 def try_once(folder: Path, moment: Moment, events: int, options: list[str]) -> bool:
     """Kill one run, run again, and say how it went."""
     directory = folder / "killed"
-    left = still_there(Run(directory, events, options).kill(moment))
+    left = [_command(pid) for pid in sorted(still_there(Run(directory, events, options).kill(moment)))]
     again = Run(directory, events, options)
     status = again.finish()
     resumed = re.search(rb"resumes ([\d,]+)", again.output)
     verdict = "agrees" if status == 0 else f"FAILED with {status}"
     if left:
-        verdict += f", but processes {sorted(left)} outlived it"
+        verdict += f", but {', '.join(left)} outlived it"
     found = resumed[1].decode() if resumed else "0"
     print(f"{moment.step:7} +{moment.delay_s:6.3f} s  found {found:>9} events, {verdict}", flush=True)
     if status != 0:
