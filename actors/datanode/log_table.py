@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar, cast
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,11 +29,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from ...runtime.errors import Fenced, InvalidRequest, Unavailable
 from ...runtime.streams.messages import Position
 from ...runtime.tables.table_metadata import (
+    FLUSH_KEY,
     POSITIONS_KEY,
     Positions,
     commit_name,
     encode_positions,
     newest_own_commit,
+    read_commit,
     transaction_of,
 )
 from ...runtime.tables.table_store import StoreUri, TableLocation, table_at
@@ -59,13 +62,26 @@ COMMIT_ATTEMPTS: Final = 100
 class FlushResult:
     """What a flush did: `version` of the table behind it, rows and bytes written.
 
-    `replayed`: the table had these rows already, and nothing was written.
+    `replayed`: another flush had stored these rows already, and nothing was written. A flush whose first call ended
+    with an unknown outcome, and which a later call finds in the table, counts as that call's own.
     """
 
     version: int
     rows: int
     size_bytes: int
     replayed: bool = False
+
+
+@dataclass(slots=True)
+class _FlushAttempt:
+    """A flush until its outcome is known: a commit that failed may be in the table all the same, or get there later.
+    The commit has `id`, and so has each that is tried in its place: any of them is this flush."""
+
+    start: Mapping[str, int]
+    end: Mapping[str, int]
+    id: str = field(default_factory=lambda: uuid4().hex)
+    version: int = -1  # of the commit that was tried last; it alone may still be decided
+    file: AddAction | None = None
 
 
 class LogTable:
@@ -87,6 +103,7 @@ class LogTable:
         self._newest_own = -1  # the version of the commit that has these positions
         self._times: dict[str, int] = {}  # T by vchannel, as far as they were asked of this snapshot
         self._times_of = (table, -1)
+        self._attempt: _FlushAttempt | None = None  # the flush whose outcome is unknown
         self._lock = threading.RLock()
 
     @classmethod
@@ -156,7 +173,8 @@ class LogTable:
         Raises `Fenced` (`channel`, `stored`): the table is neither at `start` nor at or behind `end`, so another
         DataNode flushes this vchannel. `InvalidRequest`: rows outside the interval or of another shape. `Unavailable`:
         other writers won every one of `COMMIT_ATTEMPTS` commits. `DiskFull`, `DirectoryUnwritable`, `CorruptLog`.
-        After any of these the table holds what it held before, or all of the flush; the same call again finds out.
+        After any of these the table holds what it held before, or all of the flush, now or once a request that is under
+        way arrives; the same call again, with the same rows, finds out. A longer one may be `Fenced` by this one.
         """
         versions = to_versions(rows, self.schema, self.primary_key)
         _check_interval(versions, start, end, positions)
@@ -221,19 +239,34 @@ class LogTable:
     def _flush(
         self, rows: pa.Table, start: Mapping[str, int], end: Mapping[str, int], positions: Mapping[str, Position]
     ) -> FlushResult:
-        actions: list[AddAction] = []
+        flush = self._attempt
+        if flush is None or (flush.start, flush.end) != (start, end):
+            flush = self._attempt = _FlushAttempt(dict(start), dict(end))
 
         def attempt() -> FlushResult:
             if self._is_replay(start, end):
-                return FlushResult(self._table.version(), 0, 0, replayed=True)
-            if rows.num_rows and not (actions and self._stays(actions[0])):
-                actions[:] = [write_parquet(self.location, rows, statistics=self._statistics)]
-            self._commit(actions, end, positions)
-            if any(self._stored_t(vchannel) < t for vchannel, t in end.items()):
-                raise CommitFailedError("the commit is behind a checkpoint that others wrote and cleaned up after")
-            return FlushResult(self._table.version(), rows.num_rows, sum(action.size or 0 for action in actions))
+                if not self._is_commit_of(flush):
+                    return FlushResult(self._table.version(), 0, 0, replayed=True)
+            else:
+                self._commit_flush(flush, rows, positions)
+            return FlushResult(flush.version, rows.num_rows, (flush.file and flush.file.size) or 0)
 
-        return self._until_committed(attempt)
+        result = self._until_committed(attempt)
+        self._attempt = None
+        return result
+
+    def _commit_flush(self, flush: _FlushAttempt, rows: pa.Table, positions: Mapping[str, Position]) -> None:
+        if rows.num_rows and not (flush.file and self._stays(flush.file)):
+            flush.file = write_parquet(self.location, rows, statistics=self._statistics)
+        flush.version = self._table.version() + 1
+        self._commit([flush.file] if flush.file else [], flush.end, positions, flush.id)
+        if any(self._stored_t(vchannel) < t for vchannel, t in flush.end.items()):
+            raise CommitFailedError("the commit is behind a checkpoint that others wrote and cleaned up after")
+
+    def _is_commit_of(self, flush: _FlushAttempt) -> bool:
+        """Whether the commit that was tried for `flush` is in the table, though its answer was lost."""
+        commit = read_commit(self.location, flush.version) if flush.version >= 0 else None
+        return commit is not None and commit.flush == flush.id
 
     def _until_committed(self, attempt: Callable[[], R]) -> R:
         """Run `attempt` on the present snapshot, and again on the next one whenever another commit came first."""
@@ -259,7 +292,8 @@ class LogTable:
         for vchannel, t in stored.items():
             if t != start[vchannel]:
                 raise Fenced(
-                    f"{vchannel} is stored up to {t}, not {start[vchannel]}: another DataNode flushes it",
+                    f"{vchannel} is stored up to {t}, not {start[vchannel]}: another DataNode flushes it, or a flush "
+                    "whose outcome was unknown has arrived",
                     channel=vchannel,
                     stored=t,
                     start=start[vchannel],
@@ -267,7 +301,11 @@ class LogTable:
         return False
 
     def _commit(
-        self, actions: Sequence[AddAction | RemoveAction], end: Mapping[str, int], positions: Mapping[str, Position]
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        end: Mapping[str, int],
+        positions: Mapping[str, Position],
+        flush: str = "",
     ) -> None:
         """Commit as the direct successor of the present snapshot, and read the newest; `CommitFailedError` when another
         commit came first.
@@ -277,7 +315,7 @@ class LogTable:
         reader sees it. Only a table opened afresh tells.
         """
         version = self._table.version()
-        merged = self._read_positions() | dict(positions)
+        metadata = {POSITIONS_KEY: encode_positions(self._read_positions() | dict(positions))}
         now_ms = time.time_ns() // 1_000_000
         self._table.create_write_transaction(
             list(actions),
@@ -287,7 +325,7 @@ class LogTable:
                 # 0: never rebase onto a commit whose positions were not looked at.
                 max_commit_retries=0,
                 app_transactions=[Transaction(transaction_of(vchannel), t, now_ms) for vchannel, t in end.items()],
-                custom_metadata={POSITIONS_KEY: encode_positions(merged)},
+                custom_metadata=metadata | ({FLUSH_KEY: flush} if flush else {}),
             ),
             post_commithook_properties=NO_HOOKS,
         )

@@ -22,6 +22,7 @@ Positions: TypeAlias = dict[str, Position]  # by vchannel
 FORMAT: Final = 1
 FORMAT_KEY, SCHEMA_KEY, PRIMARY_KEY = "tidewal.format", "tidewal.schema", "tidewal.primaryKey"
 POSITIONS_KEY: Final = "tidewal.positions"
+FLUSH_KEY: Final = "tidewal.flush"  # the id of the flush that a commit is
 TRANSACTION_PREFIX: Final = "tidewal/"
 
 # What to do about a commit file that is damaged.
@@ -63,7 +64,8 @@ class TableCommit:
     """The facts of one commit of a table.
 
     `own`: Tidewal made it; `positions` are those of all vchannels then, in a table of row versions. `changes`: it adds
-    or removes rows, which an OPTIMIZE does not. `restored`: the version that a RESTORE went back to.
+    or removes rows, which an OPTIMIZE does not. `restored`: the version that a RESTORE went back to. `flush`: the id of
+    the flush that it is, "" for others.
     """
 
     version: int
@@ -72,6 +74,7 @@ class TableCommit:
     changes: bool
     restored: int | None
     positions: Positions
+    flush: str
 
 
 def newest_own_commit(table: TableLocation, version: int, above: int = -1) -> TableCommit | None:
@@ -88,7 +91,7 @@ def newest_own_commit(table: TableLocation, version: int, above: int = -1) -> Ta
     found: TableCommit | None = None
     foreign: list[TableCommit] = []
     for candidate in range(version, above, -1):
-        commit = _read_commit(table, candidate)
+        commit = read_commit(table, candidate)
         if commit is not None and commit.own:
             found = commit
             break
@@ -122,8 +125,8 @@ def _check_foreign(table: TableLocation, foreign: Sequence[TableCommit]) -> None
         )
 
 
-def _read_commit(table: TableLocation, version: int) -> TableCommit | None:
-    """The commit, None where its file was cleaned up."""
+def read_commit(table: TableLocation, version: int) -> TableCommit | None:
+    """The commit, None where there is none, or its file was cleaned up. Raises as `newest_own_commit` does."""
     file = f"{table}/{commit_name(version)}"
     try:
         lines = table.read(commit_name(version)).splitlines()
@@ -157,7 +160,8 @@ def _parse_commit(version: int, lines: Sequence[bytes]) -> TableCommit:
             own |= action["appId"].startswith(TRANSACTION_PREFIX)
         elif kind in ("add", "remove"):
             changes |= action["dataChange"]
-    return TableCommit(version, str(info.get("operation")), own, changes, _restored(info), _positions(info))
+    operation, flush = str(info.get("operation")), str(info.get(FLUSH_KEY, ""))
+    return TableCommit(version, operation, own, changes, _restored(info), _positions(info), flush)
 
 
 def _positions(info: Mapping[str, Any]) -> Positions:

@@ -49,6 +49,12 @@ def objects(uri: str) -> ObjectStore:
     return client_of(uri, storage_options(uri))
 
 
+def files(uri: str) -> list[str]:
+    """The Parquet files of rows, whether a commit names them or not."""
+    found = [each["path"] for page in objects(uri).list("flights/log/") for each in page]
+    return [path for path in found if "/part-" in path]
+
+
 class Nth:
     """A fault of the `number`th commit of a table, in its first `times` requests."""
 
@@ -88,6 +94,19 @@ class Conflict(Nth):
 
     def strike(self, request: StoreRequest, forward: Forward) -> bool:
         request.answer(409, "ConditionalRequestConflict")
+        return False
+
+
+class Unanswered(Nth):
+    """The commit is there, and its writer waits for the answer until it gives up."""
+
+    def __init__(self, number: int, times: int = 1) -> None:
+        super().__init__(number, times)
+        self.ended = threading.Event()
+
+    def strike(self, request: StoreRequest, forward: Forward) -> bool:
+        forward()
+        self.ended.wait(HELD_S)
         return False
 
 
@@ -185,7 +204,8 @@ async def test_a_node_keeps_its_tables_in_a_bucket(home, bucket: str) -> None:
 def test_a_commit_whose_request_or_answer_is_lost_is_there_once(faulty: FaultyStore, bucket: str, fault) -> None:
     log = log_in(bucket)
     faulty.fault = lost = fault(1)
-    flush(log, 0, 3)
+    result = flush(log, 0, 3)
+    assert (result.version, result.rows, result.replayed) == (1, 3, False)
     flush(log, 3, 4)
     assert lost.met == 1
     assert stored(log) == [1, 2, 3, 4]
@@ -202,8 +222,41 @@ def test_a_commit_of_unknown_outcome_is_decided_by_the_same_flush(
     assert caught.value.outcome_unknown
     lost.left = 0
     again = flush(log, 0, 3)
-    assert again.replayed == (fault is LostAnswer)
+    assert (again.version, again.rows, again.replayed) == (1, 3, False), "its own, whichever request stored it"
+    assert again.size_bytes > 0
     assert stored(log) == [1, 2, 3]
+    assert len(files(bucket)) == 1
+
+
+def test_a_commit_that_is_there_after_a_timeout_is_told_from_another_node_s_by_its_id(
+    faulty: FaultyStore, bucket: str, hasty: None
+) -> None:
+    slow, other = log_in(bucket), log_in(bucket)
+    faulty.fault = stuck = Unanswered(1, times=1_000)
+    with pytest.raises(Unavailable, match="tim") as caught:
+        flush(slow, 0, 3)
+    assert caught.value.outcome_unknown
+    stuck.left = 0
+    stuck.ended.set()
+    flush(other, 0, 1, V1)  # so that its commit is not the newest one
+    assert flush(other, 0, 3).replayed
+    own = flush(slow, 0, 3)
+    assert (own.version, own.rows, own.replayed) == (1, 3, False)
+    assert flush(slow, 0, 3).replayed, "once told, it is a flush like others"
+    assert stored(slow) == [1, 1, 2, 3]
+
+
+def test_a_flush_that_another_node_has_made_meanwhile_is_not_its_own(
+    faulty: FaultyStore, bucket: str, hasty: None
+) -> None:
+    slow, other = log_in(bucket), log_in(bucket)
+    faulty.fault = lost = LostRequest(1, times=1_000)
+    with pytest.raises(Unavailable):
+        flush(slow, 0, 3)
+    lost.left = 0
+    assert not flush(other, 0, 3).replayed
+    assert flush(slow, 0, 3).replayed
+    assert stored(slow) == [1, 2, 3]
 
 
 def test_a_longer_flush_over_one_of_unknown_outcome_is_fenced(faulty: FaultyStore, bucket: str) -> None:
@@ -271,8 +324,7 @@ def test_a_file_that_waits_too_long_for_its_commit_is_written_again(
     flush(other, 0, 1, V1)  # so that the next commit is refused once
     flush(log, 1, 2)
     assert stored(log) == [1, 1, 2]
-    names = [each["path"] for page in objects(bucket).list("flights/log/") for each in page]
-    assert sum(name.endswith(".parquet") for name in names) == 4
+    assert len(files(bucket)) == 4
 
 
 # ---- what is refused, and how failures are named --------------------------------------------------------------------
