@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import atexit
+from collections import deque
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Any, Final, cast
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +24,7 @@ from .row_versions import ORDER, newest
 
 ROWS_PER_BATCH: Final = 65_536
 READ_AHEAD: Final = 2  # batches
+FILES_AT_ONCE: Final = 4  # of one scan by a file system in Python: what is read to its end where the scan is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def newest_versions(
         if not deletes:
             marks &= ~_where(keys, "delete")
         counts = {op: int(_where(keys, op).sum()) for op in OPS}
-    batches = _marked(log, _scanner(dataset, wanted, schema.names), marks, schema)
+    batches = _marked(log, _scan(log, dataset, wanted, schema.names), marks, schema)
     return NewestVersions(schema, int(marks.sum()), counts, batches)
 
 
@@ -92,13 +97,49 @@ def _scanner(dataset: ds.Dataset, wanted: pc.Expression, columns: list[str]) -> 
     )
 
 
+_scans: WeakSet[Generator[pa.RecordBatch]] = WeakSet()
+
+
+@atexit.register
+def _end_scans() -> None:
+    """End what is being read before Python does."""
+    for scan in list(_scans):
+        with suppress(ValueError):  # a daemon thread is in it
+            scan.close()
+
+
+def _scan(log: LogTable, dataset: ds.Dataset, wanted: pc.Expression, columns: list[str]) -> Generator[pa.RecordBatch]:
+    """The rows that are wanted, in the order of a scan of the whole dataset.
+
+    Where the file system is in Python (`TableLocation.file_system`), the scan is of a few files at a time, and whoever
+    gives it up waits until these are read: pyarrow's threads read ahead, and the process crashes where they still do
+    when Python ends.
+    """
+    whole = cast(ds.FileSystemDataset, dataset)  # as the Delta library makes it
+    files = cast("list[ds.Fragment]", list(cast(Any, whole).get_fragments(wanted)))
+    in_python = log.location.file_system() is None
+    step = FILES_AT_ONCE if in_python else max(1, len(files))
+    for first in range(0, len(files), step):
+        part = ds.FileSystemDataset(files[first : first + step], whole.schema, whole.format, whole.filesystem)
+        batches = _scanner(part, wanted, columns).to_batches()
+        try:
+            for batch in batches:  # noqa: UP028 -- it would close `batches`, too
+                yield batch
+        except GeneratorExit:
+            if in_python:
+                with suppress(OSError, pa.ArrowException):
+                    deque(batches, maxlen=0)
+            raise
+
+
 def _marked(
-    log: LogTable, scanner: ds.Scanner, marks: npt.NDArray[np.bool_], schema: pa.Schema
+    log: LogTable, scan: Generator[pa.RecordBatch], marks: npt.NDArray[np.bool_], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The marked rows; a scanner of one snapshot and filter gives the same rows in the same order each time."""
+    """The marked rows; a scan of one snapshot and filter gives the same rows in the same order each time."""
     offset = 0
-    with storage_errors(log.location):
-        for batch in scanner.to_batches():
+    _scans.add(scan)
+    with storage_errors(log.location), closing(scan):
+        for batch in scan:
             kept = marks[offset : offset + batch.num_rows]
             offset += batch.num_rows
             if kept.any():

@@ -98,8 +98,9 @@ class TableLocation(ABC):
         """The file, for reading at any place."""
 
     def file_system(self) -> pa_fs.FileSystem | None:
-        """By which pyarrow scans the table's files; None for the Delta library's own, which is in Python: where its
-        threads read ahead for a scan that is given up, and Python ends meanwhile, the process aborts or never ends."""
+        """By which pyarrow scans the table's files; None for the Delta library's own, which is in Python: where
+        pyarrow's threads still read ahead for a scan that was given up when Python ends, the process crashes or never
+        ends, so a scan by it has to be read to its end."""
         return None
 
     @abstractmethod

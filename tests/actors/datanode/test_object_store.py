@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -325,6 +326,23 @@ def test_a_file_that_waits_too_long_for_its_commit_is_written_again(
     flush(log, 1, 2)
     assert stored(log) == [1, 1, 2]
     assert len(files(bucket)) == 4
+
+
+LOADING = """
+import sys
+from tidewal.actors.datanode.log_reader import read_current_at
+from tidewal.actors.datanode.log_table import LogTable
+
+current = read_current_at(LogTable.open(sys.argv[1]), 100_000)
+assert next(current.batches).num_rows
+"""
+
+
+def test_a_process_ends_in_good_order_while_it_loads_a_table(bucket: str) -> None:
+    log = log_in(bucket)
+    for start in range(0, 60_000, 5_000):
+        flush(log, start, start + 5_000)
+    subprocess.run([sys.executable, "-c", LOADING, log.location.uri], check=True, timeout=HELD_S)
 
 
 # ---- what is refused, and how failures are named --------------------------------------------------------------------
