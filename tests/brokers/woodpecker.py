@@ -120,11 +120,11 @@ class VersityGateway(Server):
     """
 
     def __init__(self, program: Path, directory: Path) -> None:
-        (self._port,) = free_ports(1)
+        (self.port,) = free_ports(1)
         folder = directory / "objects"
         folder.mkdir()
         self.atomic = has_attributes(folder)
-        command = [str(program), "--port", f"127.0.0.1:{self._port}", "--access", KEY, "--secret", KEY, "--quiet"]
+        command = [str(program), "--port", f"127.0.0.1:{self.port}", "--access", KEY, "--secret", KEY, "--quiet"]
         command.append("posix")
         if not self.atomic:
             attributes = directory / "attributes"
@@ -135,11 +135,11 @@ class VersityGateway(Server):
     @property
     def settings(self) -> dict[str, Any]:
         """Of a sidecar whose segments are in a bucket here."""
-        return in_bucket(self._port)
+        return in_bucket(self.port)
 
     def _answers(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self._port), 5).close()
+            socket.create_connection(("127.0.0.1", self.port), 5).close()
         except OSError:
             return False
         return True

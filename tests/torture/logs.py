@@ -6,15 +6,18 @@ import asyncio
 import random
 import urllib.error
 import urllib.request
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlsplit
 
+from tests.brokers.go_programs import FOR_TESTS, Program, find_program
+from tests.brokers.jars import Missing
 from tests.brokers.kafka import KafkaCluster
 from tests.brokers.processes import BrokerFailed, free_ports
 from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
+from tests.brokers.woodpecker import Etcd, Server, Sidecar, VersityGateway, in_bucket
 from tidewal.adapters.pulsar.topics import Topic
 from tidewal.runtime.log.wal import Wal
 
@@ -28,9 +31,10 @@ Disturb = Callable[[float, random.Random], Awaitable[None]]
 
 
 class LogUnderTest:
-    """A log in `folder`. `disturbances` are its faults by name: each takes its length in seconds and a random source,
-    and has undone what it did when it returns."""
+    """A log in `folder`. `programs` are those that Go must have built for it. `disturbances` are its faults by name:
+    each takes its length in seconds and a random source, and has undone what it did when it returns."""
 
+    programs: ClassVar[Sequence[Program]] = ()
     url = ""
     disturbances: dict[str, Disturb]
 
@@ -76,6 +80,11 @@ class _Proxied(LogUnderTest):
     async def stop(self, *, keep: bool = False) -> None:
         for proxy in self.proxies:
             await proxy.stop()
+
+    async def _away(self, leave: Callable[[], None], recover: Callable[[], None], length_s: float) -> None:
+        await asyncio.to_thread(leave)
+        await asyncio.sleep(length_s)
+        await _insist(recover)
 
     def _alone(self, disturb: Disturb) -> Disturb:
         """A fault of the brokers themselves, of which one at a time is enough: another one does nothing."""
@@ -242,18 +251,60 @@ class PulsarUnderTest(_Proxied):
                 raise
 
     async def _kill(self, length_s: float, rng: random.Random) -> None:
-        await self._away(self._broker.kill, length_s)
+        await self._away(self._broker.kill, self._broker.recover, length_s)
 
     async def _end(self, length_s: float, rng: random.Random) -> None:
-        await self._away(self._broker.terminate, length_s)
+        await self._away(self._broker.terminate, self._broker.recover, length_s)
 
     async def _pause(self, length_s: float, rng: random.Random) -> None:
-        await self._away(self._broker.pause, length_s)
+        await self._away(self._broker.pause, self._broker.recover, length_s)
 
-    async def _away(self, leave: Callable[[], None], length_s: float) -> None:
-        await asyncio.to_thread(leave)
-        await asyncio.sleep(length_s)
-        await _insist(self._broker.recover)
+
+# ---- Woodpecker -----------------------------------------------------------------------------------------------------
+
+
+class WoodpeckerUnderTest(_Proxied):
+    """A sidecar, whose socket the processes share, with etcd and an object store behind proxies."""
+
+    programs = FOR_TESTS
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, proxies=2)
+        self._servers: dict[str, Server] = {}
+
+    async def start(self) -> None:
+        to_etcd, to_store = self.proxies
+        endpoint, settings = f"127.0.0.1:{await to_etcd.start()}", in_bucket(await to_store.start())
+        home = self._folder / "woodpecker"
+        home.mkdir()
+        etcd, store = Etcd(find_program("etcd"), home), VersityGateway(find_program("versitygw"), home)
+        sidecar = Sidecar(find_program("sidecar"), home / "log", endpoint, "torture", settings)
+        to_etcd.broker_port, to_store.broker_port = etcd.port, store.port
+        self._servers = {"etcd": etcd, "store": store, "sidecar": sidecar}
+        for name, server in self._servers.items():
+            await asyncio.to_thread(server.start)
+            self._add_faults(name, server)
+        if not store.atomic:  # killed it may have half of an object
+            del self.disturbances["store killed"]
+        self.url = sidecar.url
+
+    async def stop(self, *, keep: bool = False) -> None:
+        for server in reversed(self._servers.values()):
+            await asyncio.to_thread(server.stop)
+        await super().stop()
+
+    def _add_faults(self, name: str, server: Server) -> None:
+        def restart() -> None:
+            server.process.kill()  # it may run and not be ready: what it needs was away when it was started before
+            server.start()
+
+        async def kill(length_s: float, rng: random.Random) -> None:
+            await self._away(server.process.kill, restart, length_s)
+
+        async def pause(length_s: float, rng: random.Random) -> None:
+            await self._away(server.process.pause, server.process.resume, length_s)
+
+        self.disturbances |= {f"{name} killed": self._alone(kill), f"{name} stopped": self._alone(pause)}
 
 
 async def _insist(recover: Callable[[], None]) -> None:
@@ -268,8 +319,22 @@ async def _insist(recover: Callable[[], None]) -> None:
                 raise
 
 
-LOGS: dict[str, Callable[[Path], LogUnderTest]] = {
+LOGS: dict[str, type[LogUnderTest]] = {
     "rocksmq": RocksMqUnderTest,
     "kafka": KafkaUnderTest,
     "pulsar": PulsarUnderTest,
+    "woodpecker": WoodpeckerUnderTest,
 }
+
+
+def startable_logs() -> list[str]:
+    """The logs whose programs are built here, by name."""
+    return [name for name in sorted(LOGS) if all(map(_is_built, LOGS[name].programs))]
+
+
+def _is_built(program: Program) -> bool:
+    try:
+        find_program(program)
+    except Missing:
+        return False
+    return True

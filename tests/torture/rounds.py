@@ -125,9 +125,14 @@ class Run:
     def _start(self, name: str, module: str, arguments: Callable[[int], Sequence[object]]) -> Worker:
         return Worker(name, module, self.folder / f"{name}.log", arguments)
 
+    @property
+    def _groups(self) -> dict[str, str]:
+        """The groups of a round: none where the log has none."""
+        return GROUPS if self._wal.capabilities.groups else {}
+
     def draw(self, rng: random.Random) -> list[Fault]:
         """The faults of the next round."""
-        members = [f"{group}{number}" for group in GROUPS for number in range(MEMBERS)]
+        members = [f"{group}{number}" for group in self._groups for number in range(MEMBERS)]
         clients = [f"client{number}" for number in range(CLIENTS)]
         workers = ["node", "node", *clients, *members, *(["spark"] if self._spark else [])]
         return draw(rng, sorted(self.log.disturbances), workers, self._round_s)
@@ -136,7 +141,7 @@ class Run:
         """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
         `Violation`."""
         this = Round(next(self._numbers))
-        for kind in ("in", *GROUPS):
+        for kind in ("in", *self._groups):
             for channel in this.channels(kind):
                 await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
         self._start_clients(this)
@@ -166,7 +171,7 @@ class Run:
             this.clients.append(self._start(f"client{number}", "client", arguments))
 
     def _start_members(self, this: Round) -> None:
-        for group, semantics in GROUPS.items():
+        for group, semantics in self._groups.items():
             for number in range(MEMBERS):
                 name = f"{group}{number}"
 
@@ -254,7 +259,8 @@ class Run:
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
         operations = load_calls(path for path in this.histories if path.exists())
-        await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
+        if self._groups:
+            await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
         late = [worker.name for worker in this.members if not await worker.stop()]
         found += [f"{name} did not end (see {name}.log)" for name in late]
         found += checks.errors(operations) + self._after_deletion(this, operations)
@@ -266,7 +272,7 @@ class Run:
             found.append(f"only {succeeded} of {len(operations)} operations succeeded")
         if found:
             raise Violation(found)
-        for channel in (name for kind in ("in", *GROUPS) for name in this.channels(kind)):
+        for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
             await patiently(lambda channel=channel: self._wal.drop_channel(channel))
         return succeeded
 
@@ -274,18 +280,18 @@ class Run:
         groups = {group.name: group.positions for group in await self._wal.groups()}
         for channel in this.channels("in"):
             last = await self._wal.latest_id(channel)
-            for group in GROUPS:
+            for group in self._groups:
                 if last is not None and groups.get(f"{this.prefix}-{group}", {}).get(channel) != last:
                     return False
         return True
 
     async def _compare_channels(self, this: Round, operations: list[ClientCall]) -> list[str]:
         contents = {
-            channel: await self._content(channel) for kind in ("in", *GROUPS) for channel in this.channels(kind)
+            channel: await self._content(channel) for kind in ("in", *self._groups) for channel in this.channels(kind)
         }
         inputs = {channel: contents[channel] for channel in this.channels("in")}
         found = checks.appends(operations, inputs) + checks.watched(operations, inputs)
-        for group, semantics in GROUPS.items():
+        for group, semantics in self._groups.items():
             for given, made in zip(this.channels("in"), this.channels(group), strict=True):
                 exactly_once = semantics == "exactly_once"
                 found += checks.copies(made, contents[given], contents[made], exactly_once=exactly_once)
