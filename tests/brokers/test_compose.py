@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from tidewal.adapters.woodpecker.settings import WoodpeckerSettings
+
 from . import facts
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose"
+SIDECAR = ROOT / "sidecars/woodpecker"
 POM = "{http://maven.apache.org/POM/4.0.0}"
 # Where brokers listen and keep data differs, of course; `properties` of the two files are compared without these.
 PLACES = {
@@ -103,3 +107,55 @@ def test_grafana_asks_the_prometheus_that_scrapes_tidewal(services: dict[str, di
     assert chosen["current"]["value"] == source["uid"]
     sources = {panel["datasource"]["uid"] for row in dashboard["panels"] for panel in row.get("panels", [])}
     assert sources == {f"${{{chosen['name']}}}"}
+
+
+# ---- Woodpecker ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_sidecar() -> dict[str, Any]:
+    """The file that the sidecar is given."""
+    return yaml.safe_load((COMPOSE / "woodpecker/woodpecker.yaml").read_text())
+
+
+def test_the_sidecar_is_told_where_etcd_and_minio_are(services: dict[str, dict], of_sidecar: dict[str, Any]):
+    assert set(services["woodpecker"]["depends_on"]) == {"etcd", "minio"}
+    for name in ("woodpecker", "etcd", "minio"):  # they know each other by name, and the host does not need to
+        assert not {"network_mode", "ports"} & services[name].keys()
+    assert of_sidecar["etcd"]["endpoints"] == ["etcd:2379"]
+    assert "--listen-client-urls=http://0.0.0.0:2379" in services["etcd"]["command"]
+    store, owner = of_sidecar["minio"], services["minio"]["environment"]
+    assert (store["address"], store["port"]) == ("minio", 9000)
+    assert (store["accessKeyID"], store["secretAccessKey"]) == tuple(owner.values())
+
+
+def test_the_sidecar_knows_each_key_of_its_file(of_sidecar: dict[str, Any]):
+    def check(given: dict[str, Any], known: dict[str, Any]) -> None:
+        assert given.keys() <= known.keys()
+        for key, value in given.items():
+            if isinstance(value, dict):
+                check(value, known[key])
+
+    check(of_sidecar, yaml.safe_load((SIDECAR / "woodpecker.yaml").read_text()))
+
+
+def test_the_sidecar_finds_its_file_and_folder_where_they_are_mounted(services: dict[str, dict]):
+    assert services["woodpecker"]["build"] == "../sidecars/woodpecker"
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", (SIDECAR / "Dockerfile").read_text(), re.MULTILINE)
+    arguments = yaml.safe_load(entry)
+    options = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in services["woodpecker"]["volumes"]}
+    assert mounted == {
+        options["-directory"]: "../" + WoodpeckerSettings().sidecar.directory,
+        options["-config"]: "./woodpecker/woodpecker.yaml",
+    }
+
+
+def test_the_sidecar_and_etcd_are_of_the_versions_that_are_tested(services: dict[str, dict]):
+    def version(module: Path, line: str) -> str:
+        (found,) = re.findall(rf"^\s*{line} v?([\d.]+)", (module / "go.mod").read_text(), re.MULTILINE)
+        return found
+
+    assert f"ARG GO={version(SIDECAR, 'go')}-" in (SIDECAR / "Dockerfile").read_text()
+    expected = version(ROOT / "tests/brokers/stores", "go.etcd.io/etcd/server/v3")
+    assert services["etcd"]["image"].rpartition(":v")[2] == expected
