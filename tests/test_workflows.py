@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.brokers import go_programs
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".github" / "workflows"
 
@@ -41,6 +43,22 @@ def test_every_target_exists(name: str) -> None:
     for line in commands(name):
         if line.startswith("make "):
             assert re.search(rf"^{line.split()[1]}:", makefile, re.MULTILINE), line
+
+
+def test_what_tests_need_of_go_is_built_where_all_tests_run() -> None:
+    steps = workflow("test.yml")["jobs"]["all"]["steps"]
+    uses = [step.get("uses", "").partition("@")[0] for step in steps]
+    place = uses.index("actions/setup-go")
+    assert place < [step.get("run") for step in steps].index("make test-all")
+    given = steps[place]["with"]
+    modules = {go_programs.MODULES[program].module.relative_to(ROOT) for program in go_programs.FOR_TESTS}
+    assert {Path(sums).parent for sums in given["cache-dependency-path"].split()} == modules
+
+    def needed(module: Path) -> tuple[int, ...]:
+        (version,) = re.findall(r"^go ([\d.]+)$", (ROOT / module / "go.mod").read_text(), re.MULTILINE)
+        return tuple(map(int, version.split(".")))
+
+    assert needed(Path(given["go-version-file"]).parent) == max(map(needed, modules))
 
 
 def test_quick_tests_run_on_each_python_that_is_promised() -> None:
