@@ -1,6 +1,6 @@
 """`tidewal verify`: check stored data without changing it, and the code that many nodes rest on. `journal` reads every
-frame of an embedded log, `tables` every page of the tables, `cluster` simulates clusters under faults, `kills` kills
-real nodes."""
+frame of an embedded log, `objects` every object of one on object storage, `tables` every page of the tables, `cluster`
+simulates clusters under faults, `kills` kills real nodes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..runtime.errors import ConfigError, Unavailable
 from .results import JsonLines, print_rows
 from .verify_cluster import cluster
 from .verify_kills import kills
+from .verify_objects import objects
 
 DAMAGED = 1  # exit status
 
@@ -33,6 +34,7 @@ verify: typer.Typer = typer.Typer(
 )
 verify.command()(cluster)
 verify.command()(kills)
+verify.command()(objects)
 
 
 @verify.callback()

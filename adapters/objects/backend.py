@@ -69,11 +69,12 @@ class ObjectsBackend(WalBackend):
             settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
         tried = "endpoint" in dict(parse_qsl(split_url(url).query))  # the stores of S3, Google and Azure are known
         options |= {"access": link_access(settings, cluster), "may_own": own is not False}
-        wal = ObjectWal(shown_url(url), self._store(url), settings, try_store=tried, **options)
+        wal = ObjectWal(shown_url(url), self.store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
         return wal
 
-    def _store(self, url: str) -> ObjectStore:
+    def store(self, url: str) -> ObjectStore:
+        """The store at `url`, without a look at it. Raises `ConfigError` for a URL of another form."""
         self.check_url(url)
         parts = split_url(url)
         if parts.scheme == "file":

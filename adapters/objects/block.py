@@ -110,7 +110,7 @@ def encode_block(header: BlockHeader, entries: Mapping[int, Sequence[StoredEntry
     sections: list[Section] = []
     for channel, of_channel in entries.items():
         if of_channel:
-            data, stamps = _encode_section(of_channel), [entry.timestamp for entry in of_channel]
+            data, stamps = encode_section(of_channel), [entry.timestamp for entry in of_channel]
             checksum = xxh3_64_intdigest(data)
             row = SectionRow(channel, len(stamps), seq, min(stamps), max(stamps), 0, len(data), checksum)
             sections.append(Section(row, data))
@@ -166,7 +166,8 @@ def _encode_header(header: BlockHeader, rows: int) -> bytes:
     )
 
 
-def _encode_section(entries: Sequence[StoredEntry]) -> bytes:
+def encode_section(entries: Sequence[StoredEntry]) -> bytes:
+    """The section with these entries."""
     count = len(entries)
     stamps = struct.pack(f"<{count}Q", *(entry.timestamp for entry in entries))
     lengths = struct.pack(f"<{count}I", *(len(entry.payload) for entry in entries))

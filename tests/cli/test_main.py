@@ -140,6 +140,7 @@ BEHIND_THE_LOG = {
     "dlq show": ["00"],
     "verify journal": [],
     "verify tables": [],
+    "verify objects": [],
     "salvage": [],
     "spark tail": ["c"],
     "spark count": ["c"],
