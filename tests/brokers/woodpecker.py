@@ -137,6 +137,13 @@ class VersityGateway(Server):
         """Of a sidecar whose segments are in a bucket here."""
         return in_bucket(self.port)
 
+    def create_bucket(self) -> None:
+        """Make the bucket `tests`."""
+        import boto3  # late: all test processes import this module
+
+        credentials = {"aws_access_key_id": KEY, "aws_secret_access_key": KEY, "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{self.port}", **credentials).create_bucket(Bucket="tests")
+
     def _answers(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), 5).close()

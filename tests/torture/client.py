@@ -92,7 +92,7 @@ class Tormented(CheckedClient):
 async def main(url: str, history: str, seed: str, prefix: str, owners: str, first: str) -> None:
     stopping = obey(asyncio.get_running_loop())
     name = Path(history).stem
-    wal = await open_log(url, own=False)
+    wal = await open_log(url)
     async with Client(wal, name=f"{name}-client") as client:
         work = Tormented(wal, client, name, Path(history), random.Random(seed), prefix)
         watching = asyncio.create_task(work.watch(f"{prefix}-in-{int(first) // ROWS_PER_CLIENT % CHANNELS}"))

@@ -14,13 +14,16 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from tidewal.adapters.objects.pace import MaintenancePace
 from tidewal.runtime.aio_fsync import KernelDisk
 from tidewal.runtime.clock import SystemClock
-from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.config.loading import load_settings, wal_options
+from tidewal.runtime.log.opening import backend_name, open_wal
 from tidewal.runtime.log.wal import Payload, Wal
 
 COPIES = "copies"  # the topic into which Spark copies the ids of NUMBERS
 CHANNELS = 4
+BRISK = MaintenancePace(turn_s=1, checkpoint_blocks=100, run_blocks=100)  # so that a round has many of each
 FULL = "disk-is-full"  # a file of this name beside the log makes the disk full
 
 _clock_offset_ms = 0
@@ -68,11 +71,14 @@ def obey(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
 
 
 async def open_log(url: str, *, own: bool | None = None) -> Wal:
-    """The log of the run, with the clock and the disk that can be disturbed."""
+    """The log of the run, with the clock and the disk that can be disturbed. With `own` None the process may own a log
+    on object storage, and never owns a directory of RocksMQ, where it would be in the node's place."""
     options: dict[str, object] = {}
     if url.startswith("rocksmq://"):
         directory = Path(url.removeprefix("rocksmq://"))
-        options = {"own": own, "clock": SteppedClock(), "disk": FillingDisk(directory.with_name(FULL))}
+        options = {"own": bool(own), "clock": SteppedClock(), "disk": FillingDisk(directory.with_name(FULL))}
+    elif backend_name(url) == "objects":
+        options = wal_options(load_settings(), url) | {"own": own, "clock": SteppedClock(), "pace": BRISK}
     return await open_wal(url, **options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from tests.brokers.kafka import KafkaCluster
 from tests.brokers.processes import BrokerFailed, free_ports
 from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
-from tests.brokers.woodpecker import Etcd, Server, Sidecar, VersityGateway, in_bucket
+from tests.brokers.woodpecker import KEY, Etcd, Server, Sidecar, VersityGateway, in_bucket
 from tidewal.adapters.pulsar.topics import Topic
 from tidewal.runtime.log.wal import Wal
 
@@ -26,6 +27,15 @@ from .inside import FULL
 SLOW_COPY_S = 0.3  # how long the leader that ends waits for its slow copy
 LEFT_ALONE_S = 4.0  # how long two of three brokers are away
 BACK_WITHIN_S = 120.0
+OBJECTS_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": KEY,
+    "AWS_SECRET_ACCESS_KEY": KEY,
+    "TIDEWAL__CLUSTER__SECRET": "torture",
+    "TIDEWAL__OBJECTS__LISTEN": "127.0.0.1:0",
+    "TIDEWAL__OBJECTS__LEASES": "5",
+    "TIDEWAL__OBJECTS__LINGERMS": "20",
+    "TIDEWAL__OBJECTS__DELIVERYTIMEOUTS": "10",
+}
 
 Disturb = Callable[[float, random.Random], Awaitable[None]]
 
@@ -307,6 +317,41 @@ class WoodpeckerUnderTest(_Proxied):
         self.disturbances |= {f"{name} killed": self._alone(kill), f"{name} stopped": self._alone(pause)}
 
 
+# ---- object storage --------------------------------------------------------------------------------------------------
+
+
+class ObjectsUnderTest(_Proxied):
+    """A bucket of one store, to which all go through one proxy. The node, clients and members may own the log."""
+
+    programs = ("versitygw",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, proxies=1)
+        self.disturbances |= {"store killed": self._alone(self._kill), "store stopped": self._alone(self._pause)}
+
+    async def start(self) -> None:
+        port = await self.proxies[0].start()
+        (self._folder / "s3").mkdir()
+        self._store = VersityGateway(find_program("versitygw"), self._folder / "s3")
+        if not self._store.atomic:  # such a store may not be killed
+            del self.disturbances["store killed"]
+        self.proxies[0].broker_port = self._store.port
+        await asyncio.to_thread(self._store.start)
+        await asyncio.to_thread(self._store.create_bucket)
+        os.environ.update(OBJECTS_ENVIRONMENT)  # of all processes of the run, Spark's too
+        self.url = f"s3://tests/log?endpoint=http://127.0.0.1:{port}&region=us-east-1"
+
+    async def stop(self, *, keep: bool = False) -> None:
+        await asyncio.to_thread(self._store.stop)
+        await super().stop()
+
+    async def _kill(self, length_s: float, rng: random.Random) -> None:
+        await self._away(self._store.process.kill, self._store.start, length_s)
+
+    async def _pause(self, length_s: float, rng: random.Random) -> None:
+        await self._away(self._store.process.pause, self._store.process.resume, length_s)
+
+
 async def _insist(recover: Callable[[], None]) -> None:
     """Bring brokers back, again where one fails to start on a busy machine."""
     deadline = asyncio.get_running_loop().time() + BACK_WITHIN_S
@@ -324,6 +369,7 @@ LOGS: dict[str, type[LogUnderTest]] = {
     "kafka": KafkaUnderTest,
     "pulsar": PulsarUnderTest,
     "woodpecker": WoodpeckerUnderTest,
+    "objects": ObjectsUnderTest,
 }
 
 

@@ -69,7 +69,7 @@ class Copier:
 
 async def main(url: str, prefix: str, group: str, semantics: str, seed: str) -> None:
     stopping = obey(asyncio.get_running_loop())
-    wal = await open_log(url, own=False)
+    wal = await open_log(url)
     copier = asyncio.create_task(Copier(wal, prefix, group, Semantics(semantics), random.Random(seed)).run())
     tell("ready")
     stopped = asyncio.create_task(stopping.wait())

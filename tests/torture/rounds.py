@@ -101,7 +101,7 @@ class Run:
             self._lasting.append(self._node)
             self._wal: Wal = await patiently(lambda: open_log(self.log.url, own=False))
             stack.push_async_callback(self._wal.close)
-            self._client = await stack.enter_async_context(Client(self._wal))
+            self._client = await patiently(lambda: stack.enter_async_context(Client(self._wal)))
             await patiently(lambda: self._client.describe_collection("things"))
             if self._spark:
                 spark = self._start("spark", "spark_copy", lambda life: (self.log.url, self.folder / "spark"))

@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-import boto3
 import pytest
 
 from tests.brokers.processes import Process
@@ -104,11 +103,10 @@ def versity_url(object_store: VersityGateway, monkeypatch: pytest.MonkeyPatch) -
     """A log in a bucket of a store that the test may kill."""
     if not object_store.atomic:
         pytest.skip("without extended attributes a store that is killed may have half of an object")
-    endpoint = f"http://{object_store.settings['minio']['address']}:{object_store.settings['minio']['port']}"
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, KEY)
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="tests")
-    return f"s3://tests/log?endpoint={endpoint}&region=us-east-1"
+    object_store.create_bucket()
+    return f"s3://tests/log?endpoint=http://127.0.0.1:{object_store.port}&region=us-east-1"
 
 
 @pytest.mark.slow
