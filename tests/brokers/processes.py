@@ -165,16 +165,36 @@ def free_ports(count: int) -> list[int]:
 
 def listening(pid: int) -> set[str]:
     """Return the addresses on which a process listens, as `/proc` has them: `0100007F` is 127.0.0.1."""
-    sockets = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            sockets.add(os.readlink(descriptor))
-    found = set()
+    sockets, found = _open_files(pid), set[str]()
     for family in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
             _, local, _, state, *_, inode = line.split()[:10]
             if state == LISTENING and f"socket:[{inode}]" in sockets:
                 found.add(local.partition(":")[0])
+    return found
+
+
+def listening_child(port: int) -> int | None:
+    """The child of this process that listens at a port of 127.0.0.1, None where none does."""
+    sockets: set[str] = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == LISTENING and local == f"{LOOPBACK}:{port:04X}":
+            sockets.add(f"socket:[{inode}]")
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            with contextlib.suppress(OSError):  # it has ended
+                if not sockets.isdisjoint(_open_files(int(child))):
+                    return int(child)
+    return None
+
+
+def _open_files(pid: int) -> set[str]:
+    """What the descriptors of a process are, as `/proc` has them."""
+    found: set[str] = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(descriptor))
     return found
 
 

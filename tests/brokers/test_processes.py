@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import BrokerFailed, Process, free_ports
+from .processes import BrokerFailed, Process, free_ports, listening_child
 
 ROOT = Path(__file__).parents[2]
 GONE_WITHIN_S = 60.0
@@ -98,3 +98,16 @@ def test_free_ports_are_free_and_below_those_of_outgoing_connections():
     ports = free_ports(10)
     assert len(set(ports)) == 10
     assert all(10_000 <= port < 32_768 for port in ports)
+
+
+def test_a_child_is_found_by_the_port_where_it_listens():
+    (port,) = free_ports(1)
+    listen = f"server = socket.create_server(('127.0.0.1', {port}))"
+    program = f"import socket, sys; {listen}; print(flush=True); sys.stdin.read()"
+    assert listening_child(port) is None
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as child:
+        child.stdout.readline()
+        assert listening_child(port) == child.pid
+        child.stdin.close()
+    assert listening_child(port) is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 from urllib.parse import quote, urlsplit
 
+import msgpack
+
 from tests.brokers.go_programs import FOR_TESTS, Program, find_program
 from tests.brokers.jars import Missing
 from tests.brokers.kafka import KafkaCluster
-from tests.brokers.processes import BrokerFailed, free_ports
+from tests.brokers.processes import BrokerFailed, free_ports, listening_child
 from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
 from tests.brokers.woodpecker import KEY, Etcd, Server, Sidecar, VersityGateway, in_bucket
@@ -32,7 +36,7 @@ OBJECTS_ENVIRONMENT = {
     "AWS_SECRET_ACCESS_KEY": KEY,
     "TIDEWAL__CLUSTER__SECRET": "torture",
     "TIDEWAL__OBJECTS__LISTEN": "127.0.0.1:0",
-    "TIDEWAL__OBJECTS__LEASES": "5",
+    "TIDEWAL__OBJECTS__LEASES": "2",  # so that another process owns the log before one that is stopped goes on
     "TIDEWAL__OBJECTS__LINGERMS": "20",
     "TIDEWAL__OBJECTS__DELIVERYTIMEOUTS": "10",
 }
@@ -327,7 +331,12 @@ class ObjectsUnderTest(_Proxied):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=1)
-        self.disturbances |= {"store killed": self._alone(self._kill), "store stopped": self._alone(self._pause)}
+        self.disturbances |= {
+            "store killed": self._alone(self._kill),
+            "store stopped": self._alone(self._pause),
+            "owner killed": self._kill_owner,
+            "owner stopped": self._pause_owner,
+        }
 
     async def start(self) -> None:
         port = await self.proxies[0].start()
@@ -350,6 +359,26 @@ class ObjectsUnderTest(_Proxied):
 
     async def _pause(self, length_s: float, rng: random.Random) -> None:
         await self._away(self._store.process.pause, self._store.process.resume, length_s)
+
+    async def _kill_owner(self, length_s: float, rng: random.Random) -> None:
+        self._signal(self._owner(), signal.SIGKILL)
+
+    async def _pause_owner(self, length_s: float, rng: random.Random) -> None:
+        owner = self._owner()
+        self._signal(owner, signal.SIGSTOP)
+        await asyncio.sleep(length_s)
+        self._signal(owner, signal.SIGCONT)
+
+    def _owner(self) -> int | None:
+        """The process of this run that has claimed the log last, if it is there."""
+        claims = sorted((self._folder / "s3" / "objects" / "tests" / "log" / "claim").iterdir())
+        address = msgpack.unpackb(claims[-1].read_bytes())["address"]
+        return listening_child(int(address.rpartition(":")[2]))
+
+    def _signal(self, process: int | None, number: signal.Signals) -> None:
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 async def _insist(recover: Callable[[], None]) -> None:
