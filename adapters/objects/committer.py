@@ -263,9 +263,9 @@ class Committer:
         due = self._closed_at + mark_s
         self._marking = self._loop.call_at(due if due > now else now + mark_s, self._mark)
 
-    def _unanswered(self) -> Iterator[QueuedSubmit]:
+    def _expiring_submits(self) -> Iterator[QueuedSubmit]:
         for _, submits in self._inflight:
-            yield from (submit for submit in submits if not submit.answered)
+            yield from (submit for submit in submits if submit.expires)
         yield from self._queue
 
     def _expire(self) -> None:
@@ -277,7 +277,7 @@ class Committer:
                     submit.give_up(_unknown())
         while self._queue and self._queue[0].deadline <= now:
             self._pop().settle(Unavailable(f"nothing was written: {self.obstacle or 'the store does not answer'}"))
-        following = next(self._unanswered(), None)
+        following = next(self._expiring_submits(), None)
         self._expiring = None if following is None else self._loop.call_at(following.deadline, self._expire)
 
     def close(self) -> None:

@@ -42,13 +42,15 @@ class ObjectGroups:
         state: LogState,
         epoch: int,
         submit: Callable[[Sequence[Append], Sequence[Control], OnAppended], None],
+        patience_s: float,
     ) -> None:
+        """`submit` calls back once it is certain what is in the log; members here wait for `patience_s` (seconds)."""
         self._state, self._submit = state, submit
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
         self.service: LinkedGroupService = LinkedGroupService(self.coordinator)
-        self.client: LocalCoordinatorClient = LocalCoordinatorClient(self.coordinator)
+        self.client: LocalCoordinatorClient = LocalCoordinatorClient(self.coordinator, patience_s)
 
     def channels(self) -> Collection[str]:
         return [channel.name for channel in self._state.names.values() if not channel.policy.ephemeral]

@@ -19,7 +19,8 @@ from .stored_channel import StoredChannel, encode_id
 class QueuedSubmit:
     """Entries and control entries that go into one block together. `done` gets the ids of the entries, or an error, at
     `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending. One that belongs
-    `here` is written by this process, or not at all. `ephemeral` are the places and channels of entries that do not go
+    `here` is written by this process, or not at all, and `done` hears of it once its fate is certain: groups decide
+    nothing else meanwhile. `ephemeral` are the places and channels of entries that do not go
     into the block: they get their ids once it is durable."""
 
     entries: Sequence[Append]
@@ -38,9 +39,14 @@ class QueuedSubmit:
         answered, self.answered = self.answered, True
         self.pending.release(self.size, lambda: None if answered else self.done(result))
 
+    @property
+    def expires(self) -> bool:
+        """Whether it may be answered before its fate is certain."""
+        return not (self.answered or self.here)
+
     def give_up(self, error: TidewalError) -> None:
-        """Answer before the fate is certain."""
-        if not self.answered:
+        """Answer before the fate is certain, where that may be."""
+        if self.expires:
             self.answered = True
             self.done(error)
 

@@ -311,7 +311,9 @@ class ObjectWal(GroupWal):
         self._poll_while_awaited()
 
     def _on_owned(self) -> None:
-        self._groups = ObjectGroups(self._state, self._state.epoch, self._submit_here)
+        self._groups = ObjectGroups(
+            self._state, self._state.epoch, self._submit_here, self._settings.delivery_timeout_s
+        )
         self._run("maintain the log", self._maintenance.run)
         self._news.tell()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..errors import TidewalError
+from ..errors import TidewalError, Unavailable
 from ..log.wal import Append, From, GroupInfo
 from ..loop_bridge import call_on, conclude
 from .coordinator import GroupCoordinator
@@ -17,8 +17,10 @@ class LocalCoordinatorClient:
     """`CoordinatorClient` over a coordinator in this process. A member here has no session: it lasts as long as the
     owner does. Waiting needs no timeout, because no wake-up is lost: `wait_s` only says whether to wait at all."""
 
-    def __init__(self, coordinator: GroupCoordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: GroupCoordinator, patience_s: float | None = None) -> None:
+        """After `patience_s` what is to be stored has an unknown outcome here; None: the log always says in time what
+        became of it."""
+        self._coordinator, self._patience_s = coordinator, patience_s
         self._changed: dict[tuple[str, str], asyncio.Event] = {}
 
     async def join(
@@ -34,7 +36,8 @@ class LocalCoordinatorClient:
         await settled(
             lambda done: join(
                 group, member, channels, start, None, changed, done, revocation_timeout_s=session_timeout_s
-            )
+            ),
+            self._patience_s,
         )
 
     async def assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> MemberAssignment:
@@ -47,14 +50,16 @@ class LocalCoordinatorClient:
             await event.wait()
 
     async def commit(self, group: str, member: str, acks: Sequence[Ack], outputs: Sequence[Append]) -> list[bytes]:
-        ids = await settled(lambda done: self._coordinator.commit(group, member, acks, outputs, done))
+        ids = await settled(lambda done: self._coordinator.commit(group, member, acks, outputs, done), self._patience_s)
         return ids or []
 
     async def release(self, group: str, member: str, channel: str, assignment_epoch: int) -> None:
         self._coordinator.release(group, member, channel, assignment_epoch)
 
     async def seek(self, group: str, member: str, channel: str, assignment_epoch: int, upto: bytes) -> None:
-        await settled(lambda done: self._coordinator.seek(group, member, channel, assignment_epoch, upto, done))
+        await settled(
+            lambda done: self._coordinator.seek(group, member, channel, assignment_epoch, upto, done), self._patience_s
+        )
 
     async def leave(self, group: str, member: str) -> None:
         self._coordinator.leave(group, member)
@@ -64,16 +69,22 @@ class LocalCoordinatorClient:
         return self._coordinator.groups()
 
     async def seek_group(self, group: str, channel: str, upto: bytes) -> None:
-        await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
+        await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done), self._patience_s)
 
     async def drop_group(self, group: str) -> None:
-        await settled(lambda done: self._coordinator.drop_group(group, done))
+        await settled(lambda done: self._coordinator.drop_group(group, done), self._patience_s)
 
 
-async def settled(start: Callable[[Callable[[list[bytes] | TidewalError | None], None]], None]) -> list[bytes] | None:
+async def settled(
+    start: Callable[[Callable[[list[bytes] | TidewalError | None], None]], None], patience_s: float | None = None
+) -> list[bytes] | None:
     """Call `start` with a callback, and wait until it is called, once and on any thread. Returns the callback's
-    argument; an error is raised."""
+    argument; an error is raised, and `Unavailable` (`outcome_unknown`) after `patience_s`."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[bytes] | None] = loop.create_future()
     start(lambda result: call_on(loop, partial(conclude, future, result)))
-    return await future
+    try:
+        async with asyncio.timeout(patience_s):
+            return await future
+    except TimeoutError:
+        raise Unavailable("the log has not answered: what became of it is not known", outcome_unknown=True) from None

@@ -1,0 +1,52 @@
+"""Commits of consumer groups while the store does not answer, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import pytest
+
+from tests.adapters.objects.linked_processes import LinkedProcess, LinkedProcesses
+from tests.adapters.objects.processes import SETTINGS, entries_of
+from tests.adapters.objects.simulated_store import CreateFault
+from tests.adapters.objects.test_links import linked
+from tidewal.adapters.objects.log_objects import block_key
+from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.log.wal import Append
+from tidewal.runtime.testing.clock import elapse
+
+
+@linked
+async def test_no_entry_comes_again_while_its_commit_may_be_in_the_log(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("in", "out")
+    await commits_once(processes, owner, owner)
+
+
+@linked
+async def test_nor_does_it_over_a_link(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("in", "out")
+    await commits_once(processes, owner, await processes.open(1))
+
+
+async def commits_once(processes: LinkedProcesses, owner: LinkedProcess, worker: LinkedProcess) -> None:
+    """The store has the block of a commit, and its answer is lost for longer than appends wait."""
+    await owner.wal.append("in", b"entry")
+    member = await worker.wal.join("g", ["in"])
+    delivered = await anext(member)
+    key = block_key(*owner.wal._state.place)
+    owner.store.script[key] = deque([CreateFault.CUT])
+    committing = asyncio.create_task(member.commit([delivered], [Append("out", b"output")]))
+    while key not in processes.objects.bodies:
+        await elapse(0.001)
+    owner.store.down = True
+    with pytest.raises(Unavailable) as failed:
+        await committing
+    assert failed.value.fields["outcome_unknown"]
+    again = asyncio.ensure_future(anext(member))
+    await elapse(2 * SETTINGS.delivery_timeout_s)
+    assert not again.done()
+    owner.store.down = False
+    await owner.wal.append("in", b"next")
+    assert [bytes(entry.payload) for entry in (await again).entries] == [b"next"]
+    assert await entries_of(owner.wal, "out", 1) == [b"output"]
