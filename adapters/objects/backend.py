@@ -65,8 +65,9 @@ class ObjectsBackend(WalBackend):
         if own and read_only:
             raise ConfigError("own=True and read_only=True contradict each other: a reader owns nothing", key="wal")
         settings = settings or ObjectsSettings()
-        if split_url(url).scheme == "file" and settings.linger_ms < 0:
-            settings = settings.model_copy(update={"linger_ms": DIRECTORY_LINGER_MS})
+        if split_url(url).scheme == "file":
+            linger_ms = DIRECTORY_LINGER_MS if settings.linger_ms < 0 else settings.linger_ms
+            settings = settings.model_copy(update={"linger_ms": linger_ms, "hedge_share": 0.0})
         tried = "endpoint" in dict(parse_qsl(split_url(url).query))  # the stores of S3, Google and Azure are known
         options |= {"access": link_access(settings, cluster), "may_own": own is not False}
         wal = ObjectWal(shown_url(url), self.store(url), settings, try_store=tried, **options)

@@ -12,6 +12,7 @@ import msgpack
 
 from ...runtime.errors import CorruptLog, Fenced, FormatTooNew, Unavailable
 from .block import HEADER_BYTES, Block, BlockHeader, BlockKind, SectionRow, check_section, decode_block, encode_block
+from .hedging import HedgedCreates
 from .store import ObjectStore
 from .store_probe import probe
 
@@ -61,9 +62,12 @@ class LogObjects:
     """The objects of a log in a store, for one process. Coroutines that read raise `Unavailable` where the store does
     not answer; those that create go on until it is certain what is there, however long that takes."""
 
-    def __init__(self, store: ObjectStore, *, try_store: bool = False) -> None:
-        """With `try_store` a log is made only where the store passes the probe."""
+    def __init__(
+        self, store: ObjectStore, *, try_store: bool = False, hedged_creates: HedgedCreates | None = None
+    ) -> None:
+        """With `try_store` a log is made only where the store passes the probe. Blocks are put by `hedged_creates`."""
         self.store: ObjectStore = store
+        self._blocks = hedged_creates or store
         self._try_store = try_store
         self.log: bytes = b""  # the id of the log, once it is known
         self.writer: bytes = uuid4().bytes  # the id of this process in its blocks and claims
@@ -155,7 +159,7 @@ class LogObjects:
         same bytes are sent again until one of them, or another block, is seen there. Raises `Fenced` where that ends
         the epoch, and `CorruptLog` for what nothing that keeps the rules can have put there."""
         key = block_key(block.header.epoch, block.header.number)
-        other = await self.create(key, block.data, HEADER_BYTES)
+        other = await self._create_by(self._blocks, key, block.data, HEADER_BYTES)
         if other is None:
             return
         kind = decode_block(other, key).header.kind
@@ -171,9 +175,14 @@ class LogObjects:
     async def create(self, key: str, body: bytes, telling: int) -> bytes | None:
         """Create an object, or see what is there: None where it is this one, which its first `telling` bytes say, else
         those of the other one."""
+        return await self._create_by(self.store, key, body, telling)
+
+    async def _create_by(
+        self, creator: ObjectStore | HedgedCreates, key: str, body: bytes, telling: int
+    ) -> bytes | None:
         for pause_s in pauses():
             with suppress(Unavailable):
-                if await self.store.create(key, body):
+                if await creator.create(key, body):
                     return None
             with suppress(Unavailable):
                 found = await self.store.get(key, 0, telling)

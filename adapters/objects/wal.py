@@ -40,6 +40,7 @@ from .ephemeral import EphemeralChannels
 from .ephemeral_access import EphemeralAccess
 from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
+from .hedging import HedgedCreates
 from .link.access import LinkAccess
 from .link.linked_groups import RoutedCoordinatorClient
 from .link.log_links import LogLinks
@@ -92,7 +93,8 @@ class ObjectWal(GroupWal):
         self._settings = settings
         if metrics is not None:
             store = MeteredStore(store, metrics)
-        self._objects = LogObjects(store, try_store=try_store)
+        hedged = HedgedCreates(store, settings.hedge_share, metrics)
+        self._objects = LogObjects(store, try_store=try_store, hedged_creates=hedged)
         self._state = LogState()
         self._news = News()
         self._cache = BlockCache(settings.cache_bytes)
