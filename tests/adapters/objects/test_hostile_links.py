@@ -30,6 +30,11 @@ HOSTILE: dict[str, object] = {
     "all of a group": [[], [], [pack(["forget", "g"])]],
     "run": [[], [], [pack(["compact", 1, 0, [b"", b""]])]],
     "channel without a policy": [[], [], [pack(["create", "b", []])]],
+    "none as a policy": [[], [], [pack(["create", "b", None])]],
+    "none as a limit of messages": [[], [], [pack(["create", "b", {"max_message_bytes": None}])]],
+    "none as a limit of memory": [[], [], [pack(["create", "b", {"ephemeral": True, "ephemeral_bytes": None}])]],
+    "text as a limit of time": [[], [], [pack(["create", "b", {"retention_s": "x"}])]],
+    "none as the kind of channel": [[], [], [pack(["create", "b", {"ephemeral": None}])]],
     "unknown control": [[], [], [pack(["unknown"])]],
 }
 
