@@ -52,6 +52,7 @@ class Committer:
         self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
         self._queue: deque[QueuedSubmit] = deque()
         self._queued_bytes = 0
+        self._held_up: deque[QueuedSubmit] = deque()  # that have entries of ephemeral channels, and wait for a block
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
         self._writer: BlockWriter | None = None
         self._handing_over = False
@@ -172,12 +173,26 @@ class Committer:
         names = self._state.names
         if self._writer is None or submit.controls:
             return False
+        while self._held_up and self._held_up[0].settled:
+            self._held_up.popleft()
         channels = [channel for entry in submit.entries if (channel := names.get(entry.channel)) is not None]
         if len(channels) < len(submit.entries) or not all(channel.policy.ephemeral for channel in channels):
+            if any(channel.policy.ephemeral for channel in channels):
+                self._held_up.append(submit)
+            return False
+        if self._is_held_up(submit):
             return False
         appended = zip(channels, submit.entries, strict=True)
         submit.settle([self._ephemeral.append(channel, entry) for channel, entry in appended])
         return True
+
+    def _is_held_up(self, submit: QueuedSubmit) -> bool:
+        """Whether earlier entries of the same ephemeral channels wait for a block: then these wait behind them."""
+        names = {entry.channel for entry in submit.entries} if self._held_up else set[str]()
+        held_up = any(entry.channel in names for each in self._held_up if not each.settled for entry in each.entries)
+        if held_up:
+            self._held_up.append(submit)
+        return held_up
 
     def _pop(self) -> QueuedSubmit:
         submit = self._queue.popleft()

@@ -33,10 +33,11 @@ class QueuedSubmit:
     ids: list[bytes] = field(default_factory=list[bytes])
     ephemeral: list[tuple[int, StoredChannel]] = field(default_factory=list[tuple[int, StoredChannel]])
     answered: bool = False
+    settled: bool = False
 
     def settle(self, result: list[bytes] | TidewalError) -> None:
         """Note that the fate is certain, and answer unless that was done."""
-        answered, self.answered = self.answered, True
+        answered, self.answered, self.settled = self.answered, True, True
         self.pending.release(self.size, lambda: None if answered else self.done(result))
 
     @property

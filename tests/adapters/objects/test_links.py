@@ -416,3 +416,21 @@ async def test_members_in_other_processes_outlive_the_owner(processes: LinkedPro
     for member in members:
         await member.aclose()
     await asyncio.gather(*working)
+
+
+@linked
+async def test_an_ephemeral_entry_waits_behind_one_that_is_appended_with_durable_ones(
+    processes: LinkedProcesses,
+) -> None:
+    owner = await processes.owner("a")
+    for channel in ("e", "f"):
+        await owner.wal.create_channel(channel, ChannelPolicy(ephemeral=True))
+    other = await processes.open()
+    await other.wal.append("a", b"linked")
+    for process in (owner, other):
+        mixed = asyncio.ensure_future(process.wal.append_many([Append("a", b"1"), Append("e", b"1")]))
+        await asyncio.sleep(0)
+        alone = asyncio.ensure_future(process.wal.append("e", b"2"))
+        await process.wal.append("f", b"elsewhere")
+        assert not mixed.done()
+        assert (await mixed)[1] < await alone < await process.wal.append("e", b"3")
