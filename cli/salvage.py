@@ -29,6 +29,9 @@ def salvage(
     accept: Annotated[
         bool, typer.Option("--accept", help="Let readers of the copy pass what is lost, now and in earlier salvages.")
     ] = False,
+    tables: Annotated[
+        str, typer.Option(help="Where the node's tables lie, if not beside the log: a directory or s3://bucket/prefix.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Copy all that can be read of a log that no process has open into the new directory NEW, and report what is
@@ -42,7 +45,7 @@ def salvage(
     directory = found_directory(where)
     report = copy_readable(directory, target, wall_ms=SystemClock().wall_ms(), accept=accept)
     fields = _fields(report, target)
-    fields["catalogs"] = [asdict(each) for each in damaged_catalogs(directory, report.table)]
+    fields["catalogs"] = [asdict(each) for each in damaged_catalogs(directory, report.table, tables)]
     typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields))
     if report.damages and target is None:
         raise typer.Exit(DAMAGED)

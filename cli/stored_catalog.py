@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..adapters.rocksmq.check.channel_entries import channel_entries
 from ..adapters.rocksmq.journal.channels import ChannelTable, JournalledChannel
@@ -16,12 +17,15 @@ from ..runtime.log.names import Names
 from ..runtime.log.record import decode
 from ..runtime.log.wal import Entry
 
+if TYPE_CHECKING:
+    from ..runtime.tables.table_store import StoreUri
+
 
 @dataclass(frozen=True, slots=True)
 class DamagedCatalog:
     """The catalog of one cluster, of which records are lost. `refusal`: why no node can go on with it, even where the
     loss is accepted; "" where one can. `collections` are those that it still has. `missing` are those that it has not,
-    though they have tables beside the log (`tables`), or events of flushes in it (`written`): these may also have been
+    though they have tables (`tables`), or events of flushes in the log (`written`): these may also have been
     dropped."""
 
     channel: str
@@ -46,16 +50,19 @@ def catalog_refusal(directory: str, table: ChannelTable) -> str:
     return ""
 
 
-def damaged_catalogs(directory: str, table: ChannelTable) -> list[DamagedCatalog]:
-    """The catalogs in the log in `directory` of which records are lost, by the losses in `table`. Raises `OSError`."""
+def damaged_catalogs(directory: str, table: ChannelTable, tables: StoreUri = "") -> list[DamagedCatalog]:
+    """The catalogs in the log in `directory` of which records are lost, by the losses in `table`. The node's tables are
+    at `tables`, by default beside the log, as they are where the directory is a node's. Raises `OSError`, and what
+    `open_tables` raises."""
+    place = tables or Path(directory).parent / "tables"
     return [
-        _damaged(directory, table, state)
+        _damaged(directory, table, state, place)
         for state in _catalogs(table)
         if any(loss.last >= state.truncated_to for loss in state.losses)
     ]
 
 
-def _damaged(directory: str, table: ChannelTable, state: JournalledChannel) -> DamagedCatalog:
+def _damaged(directory: str, table: ChannelTable, state: JournalledChannel, place: StoreUri) -> DamagedCatalog:
     names, fold = _names_of(state.name), catalog_fold()
     written: set[str] = set()
     refusal = ""
@@ -69,7 +76,7 @@ def _damaged(directory: str, table: ChannelTable, state: JournalledChannel) -> D
     except TidewalError as error:
         refusal = _refusal(state, error)
     known = fold.state.collections
-    tables = _collections_with_tables(directory) - known.keys()
+    tables = _collections_with_tables(place) - known.keys()
     return DamagedCatalog(state.name, refusal, sorted(known), sorted(tables), sorted(written - known.keys() - tables))
 
 
@@ -92,9 +99,9 @@ def _collection_of(event: Entry) -> set[str]:
         return set()
 
 
-def _collections_with_tables(directory: str) -> set[str]:
-    """The collections that have tables beside the log, where the directory is a node's."""
+def _collections_with_tables(place: StoreUri) -> set[str]:
+    """The collections that have tables there."""
     from ..runtime.tables.table_store import LOG, open_tables
 
-    store = open_tables(Path(directory).parent / "tables")
+    store = open_tables(place)
     return {location.collection for location in store.tables() if location.name == LOG and location.exists()}

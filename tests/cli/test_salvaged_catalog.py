@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.adapters.rocksmq.damage import flip
 from tests.commands import Command
+from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.standalone import standalone
 from tidewal.adapters.rocksmq.check.journal_survey import JournalSurvey, ReadOnlyDisk
 from tidewal.adapters.rocksmq.journal.frame import JournalFrame
@@ -75,6 +77,16 @@ def test_a_salvage_names_the_collection_that_is_lost_and_the_node_warns_of_its_t
     (warning,) = [record.getMessage() for record in caplog.records if WARNING in record.getMessage()]
     assert f"{data / 'tables'} has tables" in warning
     assert ": cities. " in warning
+
+
+def test_a_salvage_is_told_where_tables_lie_that_are_not_beside_the_log(command: Command, data: Path, bucket: str):
+    (data / "tables").rename(data / "elsewhere")
+    LogTable.open(f"{bucket}/tables/cities/log", pa.schema([pa.field("id", pa.int64())]), "id")
+    damage_frame(data / "log", creates_a_collection)
+    elsewhere, remote = ("--tables", data / "elsewhere"), ("--tables", f"{bucket}/tables")
+    for tables, found in ((), []), (elsewhere, ["cities"]), (remote, ["cities"]):
+        (catalog,) = json.loads(command("salvage", data / "log", "--json", *tables).out)["catalogs"]
+        assert catalog["tables"] == found
 
 
 def test_where_the_catalog_has_lost_its_beginning_verify_says_that_no_node_starts(command: Command, data: Path):
