@@ -16,6 +16,8 @@ START_S: Final = 60
 ACCESS_KEY: Final = "testing"
 
 _SIGNED = f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"  # moto checks no signature
+# moto looks whether an object is there and then creates it; two requests that Python switches between would both do so.
+_SERVER: Final = "import sys; sys.setswitchinterval(60); from moto.server import main; main(sys.argv[1:])"
 _port = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 
 
@@ -25,7 +27,7 @@ class MotoStore:
     def __init__(self) -> None:
         """Raises `RuntimeError` where it does not start within `START_S`."""
         self._said = TemporaryFile()  # noqa: SIM115 -- closed with the server
-        arguments = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", "0"]
+        arguments = [sys.executable, "-c", _SERVER, "--host", "127.0.0.1", "--port", "0"]
         self._process = subprocess.Popen(arguments, stdout=self._said, stderr=self._said)
         try:
             self.port: int = self._started()

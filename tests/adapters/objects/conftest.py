@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
 
+from examples.flights.moto_store import MotoStore
 from tests.adapters.objects.processes import Processes
 from tidewal.adapters.objects.bucket_store import BucketStore
 
 CREDENTIALS = {"access_key_id": "test", "secret_access_key": "test", "region": "us-east-1"}
-STARTED_WITHIN_S = 60.0
 
 
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[str]:
     """The address of a server that speaks S3's protocol, in memory, on loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        deadline = time.monotonic() + STARTED_WITHIN_S
-        while not _listens(port):
-            assert server.poll() is None, "the server has ended"
-            assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with MotoStore() as store:
+        yield f"http://127.0.0.1:{store.port}"
 
 
 @pytest.fixture
