@@ -56,8 +56,8 @@ class ObjectsBackend(WalBackend):
         """Open `s3://bucket/prefix` (`gs://`, `az://account/container/prefix`) or `file:///absolute/directory`. Opening
         changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
         With the secret of `cluster` it writes through that one. With `own` True opening does so; with False, and a
-        secret, this process never owns the log. A URL of a bucket may have `?endpoint=…&region=…`; credentials come
-        from the environment alone."""
+        secret, this process never owns the log. A URL of a bucket may have `?endpoint=…&region=…`, else these come from
+        the environment, as credentials always do."""
         from .link.access import link_access
         from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
         from .wal import ObjectWal
@@ -68,7 +68,7 @@ class ObjectsBackend(WalBackend):
         if split_url(url).scheme == "file":
             linger_ms = DIRECTORY_LINGER_MS if settings.linger_ms < 0 else settings.linger_ms
             settings = settings.model_copy(update={"linger_ms": linger_ms, "hedge_share": 0.0})
-        tried = "endpoint" in dict(parse_qsl(split_url(url).query))  # the stores of S3, Google and Azure are known
+        tried = "endpoint" in _bucket_options(url)  # the stores of S3, Google and Azure are known
         options |= {"access": link_access(settings, cluster), "may_own": own is not False}
         wal = ObjectWal(shown_url(url), self.store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
@@ -84,7 +84,7 @@ class ObjectsBackend(WalBackend):
             return DirectoryStore(os.path.abspath(parts.netloc + unquote(parts.path)))
         from .bucket_store import BucketStore
 
-        return BucketStore(parts._replace(query="").geturl(), dict(parse_qsl(parts.query)))
+        return BucketStore(parts._replace(query="").geturl(), _bucket_options(url))
 
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
@@ -121,7 +121,7 @@ class ObjectsBackend(WalBackend):
                 f"{shown_url(url)!r}: write {self.url_form}, with {' and '.join(OPTIONS)} as its only options",
                 key="wal",
             )
-        endpoint = dict(parse_qsl(parts.query)).get("endpoint", "")
+        endpoint = _bucket_options(url).get("endpoint", "")
         for domain, store in NOT_ATOMIC.items():
             if (split_url(endpoint).hostname or "").endswith(domain):
                 raise ConfigError(f"{store} does not create objects atomically (If-None-Match: *)", key="wal")
@@ -131,6 +131,13 @@ class ObjectsBackend(WalBackend):
         if parts.scheme == "file" and parts.netloc:
             return f"file://{os.path.abspath(parts.netloc + parts.path)}"
         return url
+
+
+def _bucket_options(url: str) -> dict[str, str]:
+    """The options of a URL; the endpoint of S3 is, where it has none, the one that the store's other tools use."""
+    parts = split_url(url)
+    named = os.environ.get("AWS_ENDPOINT_URL", "") if parts.scheme == "s3" else ""
+    return ({"endpoint": named} if named else {}) | dict(parse_qsl(parts.query))
 
 
 BACKEND = ObjectsBackend()

@@ -45,13 +45,15 @@ def demo(
     serve: Annotated[bool, typer.Option("--serve", help="Keep the node and its /metrics up until Ctrl-C.")] = False,
     metrics_port: Annotated[int | None, typer.Option(help=f"Port of /metrics; {SERVED_PORT} with --serve.")] = None,
     wal: Annotated[
-        str, typer.Option(help="URL of the log: kafka://…, pulsar://…; RocksMQ in the directory by default.")
+        str,
+        typer.Option(help="URL of the log: kafka://…, pulsar://…, s3://…; RocksMQ in the directory by default."),
     ] = "",
     tables: Annotated[
         str, typer.Option(help="Prefix of a bucket for the tables: s3://…; in the directory by default.")
     ] = "",
     store: Annotated[
-        StoreKind | None, typer.Option(help="Start this object store, which keeps the tables until the demo ends.")
+        StoreKind | None,
+        typer.Option(help="Start this object store, which keeps the tables, and a log at s3://…, until the demo ends."),
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Where to draw the delays; in the directory by default.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, the story to stderr.")] = False,
@@ -70,6 +72,7 @@ def demo(
     picture = picture or (directory / "picture.png" if keep else Path("tidewal-demo.png"))
     port = metrics_port if metrics_port is not None else SERVED_PORT if serve else 0
     screen = Screen(to_stderr=as_json)
+    stored = store is not None and urlsplit(url).scheme == "s3"  # the log ends with the store
     given = tables or (TABLES if store else "")
     place = f"{given.rstrip('/')}/{directory.name}" if given else str(directory.absolute() / "tables")
     story = Demo(DemoOptions(directory, events, spark, serve, url, place, port, picture), screen)
@@ -78,7 +81,8 @@ def demo(
             if store:
                 moto = stack.enter_context(MotoStore())
                 os.environ.update(moto.environment)
-                moto.create_bucket(urlsplit(given).netloc)
+                for each in (given, url) if stored else (given,):
+                    moto.create_bucket(urlsplit(each).netloc)
             uvloop.run(until_stopped(story.run()))
     except Interrupted:
         if story.agreed is None:
@@ -89,7 +93,7 @@ def demo(
             raise typer.Exit(INTERRUPTED) from None
     finally:
         if keep is None and story.agreed:
-            if ours:
+            if ours and not stored:
                 try:
                     uvloop.run(clear(url))
                 except errors.TidewalError as error:

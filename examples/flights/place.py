@@ -1,4 +1,4 @@
-"""The log of the demo: one of its own, in its directory or on the brokers that a URL names."""
+"""The log of the demo: one of its own, in its directory, or on the brokers or in the bucket that a URL names."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tidewal import errors, open_wal
 from tidewal.runtime import shown_url, split_url
 
 NAME = "tidewal-demo"
-LASTING = ("rocksmq", "kafka", "pulsar")
+LASTING = ("rocksmq", "kafka", "pulsar", "s3", "gs", "az", "file")
 
 
 def place_of(directory: Path, wal: str) -> tuple[str, bool]:
-    """The URL of the log for the demo in `directory`, and whether it is the demo's own on the brokers.
+    """The URL of the log for the demo in `directory`, and whether it is the demo's own on the brokers or in the bucket.
 
-    Without `wal` it is a RocksMQ in the directory. A `kafka://` or `pulsar://` URL that names no prefix or namespace
+    Without `wal` it is a RocksMQ in the directory. A URL of brokers or a bucket that names no prefix or namespace
     gets one made from the directory, so that --keep finds it again and another directory begins anew. Raises
     `ConfigError` for a log that Spark and a second process cannot read.
     """
@@ -31,7 +31,7 @@ def place_of(directory: Path, wal: str) -> tuple[str, bool]:
     if scheme == "rocksmq" or parts.path.strip("/"):
         return wal, False
     name = f"{NAME}-{hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:12]}"
-    path = f"/{name}" if scheme == "kafka" else f"/public/{name}"
+    path = f"/public/{name}" if scheme == "pulsar" else f"/{name}"
     return urlunsplit(parts._replace(path=path)), True
 
 

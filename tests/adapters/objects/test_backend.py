@@ -88,6 +88,19 @@ def test_what_names_no_log_is_refused_without_its_secrets(url: str) -> None:
     assert "=x" not in str(caught.value)
 
 
+@pytest.mark.slow
+async def test_an_endpoint_of_the_environment_is_one_of_the_url(
+    object_server: str, bucket_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(f"AWS_{name.upper()}", value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://oss-cn-hangzhou.aliyuncs.com")
+    with pytest.raises(ConfigError, match="Alibaba"):
+        await open_wal(bucket_url)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_server)  # without TLS, as it says itself
+    await written(bucket_url)
+
+
 def test_every_scheme_means_this_backend() -> None:
     assert {backend_name(f"{scheme}://bucket/log") for scheme in ("s3", "gs", "az", "file")} == {"objects"}
     assert backend_name("nothing://bucket/log") == "nothing"

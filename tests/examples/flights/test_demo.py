@@ -51,15 +51,21 @@ def test_everything_agrees_and_the_story_is_plain_text(demo: Callable[..., Any],
 
 
 @pytest.mark.slow
-def test_the_tables_may_lie_in_a_store_that_the_demo_starts(
-    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("wal", "log"),
+    [((), "rocksmq://"), pytest.param(("--wal", "s3://logs"), "s3://logs/tidewal-demo-", marks=pytest.mark.long)],
+)
+def test_tables_and_log_may_lie_in_a_store_that_the_demo_starts(
+    command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal: tuple[str, ...], log: str
 ):
     for name in ("ENDPOINT_URL", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION", "ALLOW_HTTP"):
         monkeypatch.setenv(f"AWS_{name}", "")  # the demo sets them: they are brought back
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = ["--no-spark", "--events", "1000", "--picture", tmp_path / "picture.png"]
-    ended = command(*options, "--store", "moto")
+    ended = command(*options, "--store", "moto", *wal)
     assert ended.status == 0, ended.out + ended.err
+    assert f"log     {log}" in ended.out
+    assert "still in" not in ended.out
     assert "tables  s3://tidewal-demo/tidewal-demo-" in ended.out
     assert "everything agreed" in ended.out
     kept = command(*options, "--store", "moto", "--keep", tmp_path / "data")
