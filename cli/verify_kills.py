@@ -52,6 +52,10 @@ def kills(
     data: Annotated[
         Path | None, typer.Option(help="An empty directory for tables, logs and histories; by default a temporary one.")
     ] = None,
+    tables: Annotated[
+        str,
+        typer.Option(help="A directory or s3://bucket/prefix below which the tables lie, instead of that directory."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Start real nodes on a log, kill, stop and end them at random under clients, and check that nothing is lost.
@@ -62,8 +66,8 @@ def kills(
     there once, in a strong read, in the table's versions, in the compacted table, and in what Spark has exported; no
     strong read was older than what was acknowledged before it; each client's writes are in their order; each process
     ended as it was asked to. Another cluster on the log is not touched: the channels have a prefix of their own, and
-    are dropped at the end. Exits with 0 when all held, with 1 otherwise; then logs, histories and tables are kept, and
-    named.
+    are dropped at the end; so have tables below --tables, which are removed. Exits with 0 when all held, with 1
+    otherwise; then logs, histories and tables are kept, and named.
     """
     from rich.console import Console
 
@@ -72,11 +76,12 @@ def kills(
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     home = _home(data)
     url = log or url_of(str(home / "log"))
-    embedded = not urlsplit(url).netloc
+    embedded, prefix = not urlsplit(url).netloc, f"kills-{uuid4().hex[:8]}"
     plan = KillPlan(
         url=url,
         home=home,
-        prefix=f"kills-{uuid4().hex[:8]}",
+        tables=f"{tables.rstrip('/')}/{prefix}" if tables else str(home / "tables"),
+        prefix=prefix,
         seed=seed,
         faults_s=minutes * 60,
         faults=faults,
@@ -103,7 +108,7 @@ def kills(
             shutil.rmtree(home, ignore_errors=True)
     found = {"held": held, "seed": seed, "took_s": round(time.monotonic() - began_s, 1), **asdict(report)}
     if not held:
-        found |= {"directory": str(home), "prefix": plan.prefix}
+        found |= {"directory": str(home), "prefix": plan.prefix, "tables": plan.tables}
     typer.echo(json.dumps(found)) if as_json else _print(report, found)
     if not held:
         raise typer.Exit(VIOLATED)
@@ -124,7 +129,7 @@ def _print(report: KillReport, found: dict[str, Any]) -> None:
     if report.violations:
         typer.echo(
             f"see {found['directory']}: what the processes said (*.log), what each client asked and got "
-            f"(client-*.jsonl), the tables; and the channels {found['prefix']}-* in the log"
+            f"(client-*.jsonl); the tables in {found['tables']}; and the channels {found['prefix']}-* in the log"
         )
     faults = ", ".join(f"{count} {what}" for what, count in sorted(report.faults.items()))
     typer.echo(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ...actors.client import Client
+from ...runtime.tables.table_store import CURRENT, LOG, TableLocation, TableStore
 from ...runtime.testing.histories.client_history import ClientCall
 from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, read_keys
 
@@ -33,7 +33,7 @@ class FinalState:
     disagreements: list[str]
 
 
-async def read_final_state(client: Client, tables: Path, owners: Sequence[str]) -> FinalState:
+async def read_final_state(client: Client, tables: TableStore, owners: Sequence[str]) -> FinalState:
     """Read everything; nothing is written meanwhile. Raises what the client raises."""
     answer = await client.query(NUMBERS.name, columns=["id"], consistency="strong", deadline_s=READ_S)
     ids = [int(row["id"]) for row in answer.table.to_pylist()]
@@ -43,13 +43,14 @@ async def read_final_state(client: Client, tables: Path, owners: Sequence[str]) 
     for name in (NUMBERS.name, THINGS.name):
         await client.flush(name, deadline_s=READ_S)
         compacted[name] = (await client.compact(name, deadline_s=READ_S))["rows"]
-    numbers = _in_log_order(tables / NUMBERS.name / "log", ["id"])
-    things = _in_log_order(tables / THINGS.name / "log", ["id", "version", "_op"])
+    present = _rows(tables.table(NUMBERS.name, CURRENT), ["id"])
+    numbers = _in_log_order(tables.table(NUMBERS.name, LOG), ["id"])
+    things = _in_log_order(tables.table(THINGS.name, LOG), ["id", "version", "_op"])
     found = FinalState(
         reads=reads,
         ids=ids,
         stored_ids=[row["id"] for row in numbers],
-        present_ids=[row["id"] for row in _rows(tables / NUMBERS.name / "current", ["id"])],
+        present_ids=[row["id"] for row in present],
         number_order=[(f"{owners[row['id'] // ROWS_PER_CLIENT]} in {row['_vchannel']}", row["id"]) for row in numbers],
         stored_versions=[(row["id"], row["version"]) for row in things if row["_op"] != "delete"],
         collections=await client.list_collections(),
@@ -71,12 +72,13 @@ async def _keys_of(client: Client, owner: str) -> ClientCall:
     return ClientCall("the end", "read", about, began, time.monotonic_ns(), "ok", {"rows": rows})
 
 
-def _in_log_order(table: Path, columns: list[str]) -> list[dict[str, Any]]:
+def _in_log_order(table: TableLocation, columns: list[str]) -> list[dict[str, Any]]:
     """The versions of a table, those of each shard in the order of its log."""
     return sorted(_rows(table, [*columns, *LOG_ORDER]), key=lambda row: [row[name] for name in LOG_ORDER])
 
 
-def _rows(table: Path, columns: list[str]) -> list[dict[str, Any]]:
+def _rows(table: TableLocation, columns: list[str]) -> list[dict[str, Any]]:
     from deltalake import DeltaTable
 
-    return DeltaTable(table).to_pyarrow_table(columns=columns).to_pylist()
+    opened = DeltaTable(table.uri, storage_options=table.storage_options)
+    return opened.to_pyarrow_table(columns=columns).to_pylist()

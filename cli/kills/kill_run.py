@@ -17,6 +17,7 @@ from ...actors.connection import connect
 from ...runtime.config.loading import load_settings
 from ...runtime.config.settings import Settings
 from ...runtime.errors import TidewalError
+from ...runtime.tables.table_store import TableStore, open_tables
 from ...runtime.testing.histories import history_checks as checks
 from ...runtime.testing.histories.client_history import ClientCall, load_calls
 from ..open_log import opened
@@ -57,12 +58,13 @@ SETTINGS = {
 @dataclass(frozen=True, slots=True)
 class KillPlan:
     """What a run is to do. Faults come for `faults_s` seconds, or until there were `faults`, if that is sooner. `home`
-    is a directory of its own; the log at `url` may have others, for the channels' names begin with `prefix`. With
-    `processes` a supervisor divides one node among so many, else there are `nodes` with all roles. With `spark` a query
-    of Spark exports a collection meanwhile."""
+    is a directory of its own, and `tables` a path or prefix of its own, in `home` or elsewhere; the log at `url` may
+    have others, for the channels' names begin with `prefix`. With `processes` a supervisor divides one node among so
+    many, else there are `nodes` with all roles. With `spark` a query of Spark exports a collection meanwhile."""
 
     url: str
     home: Path
+    tables: str
     prefix: str
     seed: int
     faults_s: float
@@ -97,10 +99,13 @@ class NoProgress(Exception):
 async def run_kills(plan: KillPlan, say: Callable[[str], None], show: Callable[[str], None]) -> KillReport:
     """Start the processes, let clients work while they are killed, and check what came of it. All processes have ended
     when this returns or raises, also where it is cancelled, and unless a promise was broken the channels of the log are
-    dropped. `say` is told each fault, `show` how far it is."""
-    report = KillReport()
+    dropped, and tables outside of its directory removed. `say` is told each fault, `show` how far it is. Raises
+    `DirectoryUnwritable` and `Unavailable` where no tables can be made."""
+    report, tables = KillReport(), open_tables(plan.tables)
+    await asyncio.to_thread(tables.prepare)
     async with AsyncExitStack() as stack:
         cluster = _cluster(plan)
+        stack.push_async_callback(_remove_tables, tables, plan, report)
         stack.push_async_callback(_drop_channels, plan, report)
         stack.callback(lambda: report.violations.extend(cluster.complaints()))
         stack.push_async_callback(cluster.stop)
@@ -117,7 +122,7 @@ async def run_kills(plan: KillPlan, say: Callable[[str], None], show: Callable[[
 
 def _cluster(plan: KillPlan) -> ClusterProcesses:
     environment = {**os.environ, **SETTINGS, PREFIX_VARIABLE: plan.prefix}
-    options = ["--data", str(plan.home), "--wal", plan.url]
+    options = ["--data", str(plan.home), "--wal", plan.url, "--tables", plan.tables]
     if plan.processes:
         return SupervisedProcesses(plan.processes, options, environment, plan.home)
     names = [f"node-{number}" for number in range(1, plan.nodes + 1)]
@@ -237,7 +242,7 @@ async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> 
     calls, owners = load_calls(_histories(plan)), [history.stem for history in _histories(plan)]
     try:
         async with asyncio.timeout(SETTLED_WITHIN_S):
-            final = await read_final_state(client, plan.home / "tables", owners)
+            final = await read_final_state(client, open_tables(plan.tables), owners)
         exported = None if export is None else await _exported(client, export)
     except (TimeoutError, TidewalError) as error:
         return [f"what was written cannot be read behind the last fault: {error!r}"]
@@ -301,3 +306,15 @@ async def _drop_channels(plan: KillPlan, report: KillReport) -> None:
         for channel in await wal.channels():
             if channel.startswith(f"{plan.prefix}-"):
                 await wal.drop_channel(channel)
+
+
+async def _remove_tables(tables: TableStore, plan: KillPlan, report: KillReport) -> None:
+    """Remove the tables of a run that are not in its directory, unless somebody is to look at them."""
+    if report.violations or Path(tables.uri).is_relative_to(plan.home):
+        return
+
+    def remove() -> None:
+        for collection in {table.collection for table in tables.tables()}:
+            tables.remove(collection)
+
+    await asyncio.to_thread(remove)

@@ -25,6 +25,8 @@ from tidewal.cli.main import FAILED
 from tidewal.cli.verify_kills import VIOLATED
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.signals import INTERRUPTED
+from tidewal.runtime.tables.object_options import client_of, storage_options
+from tidewal.runtime.tables.table_store import TableStore
 from tidewal.runtime.testing.histories import history_checks
 from tidewal.runtime.testing.histories.client_history import ClientCall
 
@@ -45,6 +47,16 @@ def test_processes_of_one_machine_are_killed(start: Start, tmp_path: Path, seed:
     assert sum(verdict["faults"].values()) == 10
     assert verdict["acknowledged"] > 100
     assert verdict["reads"] > 100
+
+
+@pytest.mark.kills
+def test_processes_with_tables_in_a_bucket_are_killed(start: Start, bucket: str, seed: int) -> None:
+    tables = f"{bucket}/below"
+    verdict = verdict_of(start("verify", "kills", "--kills", 5, "--seed", seed, "--tables", tables, "--json"))
+    assert verdict["held"]
+    assert verdict["flushes"] > 0
+    [left] = [each["path"] for page in client_of(bucket, storage_options(bucket)).list() for each in page]
+    assert left.endswith("/.store"), "nothing but the id of the tables, which are removed"
 
 
 @pytest.mark.kills
@@ -71,7 +83,7 @@ def test_nodes_on_brokers_are_killed_beside_spark(start: Start, broker_url: str,
 def test_a_row_that_is_lost_is_found_and_all_is_kept(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def one_less(client: Client, tables: Path, owners: Sequence[str]) -> FinalState:
+    async def one_less(client: Client, tables: TableStore, owners: Sequence[str]) -> FinalState:
         found = await read_final_state(client, tables, owners)
         return replace(found, ids=found.ids[1:])
 
