@@ -40,6 +40,7 @@ OBJECTS_ENVIRONMENT = {
     "TIDEWAL__OBJECTS__LINGERMS": "20",
     "TIDEWAL__OBJECTS__DELIVERYTIMEOUTS": "10",
 }
+SEGMENT_BLOCKS = 64  # a few seconds of appends: a segment that is fenced is read block by block
 
 Disturb = Callable[[float, random.Random], Awaitable[None]]
 
@@ -289,6 +290,7 @@ class WoodpeckerUnderTest(_Proxied):
     async def start(self) -> None:
         to_etcd, to_store = self.proxies
         endpoint, settings = f"127.0.0.1:{await to_etcd.start()}", in_bucket(await to_store.start())
+        settings["woodpecker"]["client"] = {"segmentRollingPolicy": {"maxBlocks": SEGMENT_BLOCKS}}
         home = self._folder / "woodpecker"
         home.mkdir()
         etcd, store = Etcd(find_program("etcd"), home), VersityGateway(find_program("versitygw"), home)
