@@ -15,7 +15,7 @@ from .link.log_link import LogLink
 from .log_objects import LogObjects
 from .log_state import LogState
 from .store_clock import StoreClock
-from .stored_channel import StoredChannel
+from .stored_channel import StoredChannel, encode_id
 from .submits import QueuedSubmit, channels_of, make_block
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Committer:
     def waiting(self) -> bool:
         """Whether anything waits to be written or sent."""
         return bool(self._queue or self._added)
+
+    @property
+    def sent(self) -> bytes | None:
+        """The id of the last entry that is on its way to the store, None while nothing is."""
+        return encode_id(self._epoch, self._seq - 1) if self._inflight else None
 
     # ---- owning ------------------------------------------------------------------------------------------------------
 

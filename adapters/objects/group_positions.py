@@ -42,10 +42,12 @@ class ObjectGroups:
         state: LogState,
         epoch: int,
         submit: Callable[[Sequence[Append], Sequence[Control], OnAppended], None],
+        sent: Callable[[], bytes | None],
         patience_s: float,
     ) -> None:
-        """`submit` calls back once it is certain what is in the log; members here wait for `patience_s` (seconds)."""
-        self._state, self._submit = state, submit
+        """`submit` calls back once it is certain what is in the log; members here wait for `patience_s` (seconds).
+        `sent` is the id of the last entry on its way to the store, if any is."""
+        self._state, self._submit, self._sent = state, submit, sent
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
@@ -65,7 +67,9 @@ class ObjectGroups:
         return self._channel(channel).removed_to
 
     def end(self, channel: str) -> bytes:
-        return self._channel(channel).end
+        # Others may have read in the store what is on its way for this process. What is stored about it comes behind it
+        # in the log, or does not come there.
+        return max(self._channel(channel).end, self._sent() or b"")
 
     def commit(self, outputs: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._submit(outputs, [self._moved(change) for change in changes], done)

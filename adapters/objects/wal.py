@@ -314,7 +314,11 @@ class ObjectWal(GroupWal):
 
     def _on_owned(self) -> None:
         self._groups = ObjectGroups(
-            self._state, self._state.epoch, self._submit_here, self._settings.delivery_timeout_s
+            self._state,
+            self._state.epoch,
+            self._submit_here,
+            lambda: self._committer.sent,
+            self._settings.delivery_timeout_s,
         )
         self._run("maintain the log", self._maintenance.run)
         self._news.tell()

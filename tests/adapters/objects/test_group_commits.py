@@ -50,3 +50,24 @@ async def commits_once(processes: LinkedProcesses, owner: LinkedProcess, worker:
     await owner.wal.append("in", b"next")
     assert [bytes(entry.payload) for entry in (await again).entries] == [b"next"]
     assert await entries_of(owner.wal, "out", 1) == [b"output"]
+
+
+@linked
+async def test_an_entry_may_be_acknowledged_before_the_owner_knows_that_it_is_stored(
+    processes: LinkedProcesses,
+) -> None:
+    owner = await processes.owner("in")
+    worker = await processes.open(1)
+    member = await worker.wal.join("g", ["in"])
+    key = block_key(*owner.wal._state.place)
+    owner.store.script[key] = deque([CreateFault.CUT])
+    appending = asyncio.create_task(owner.wal.append("in", b"entry"))
+    while key not in processes.objects.bodies:
+        await elapse(0.001)
+    owner.store.down = True
+    delivered = await anext(member)
+    acknowledging = asyncio.create_task(member.acknowledge(delivered))
+    await elapse(1)
+    owner.store.down = False
+    await acknowledging
+    assert (await owner.wal.groups())[0].positions == {"in": await appending}
