@@ -329,8 +329,7 @@ func (c *durable) hold(ctx context.Context, holder string, id uint64) error {
 
 // change stores the record of the channel as `alter` makes it.
 func (c *durable) change(ctx context.Context, alter func(*channelRecord)) error {
-	c.sidecar.changing.Lock()
-	defer c.sidecar.changing.Unlock()
+	defer c.sidecar.changing.lock(c.name)()
 	c.mu.Lock()
 	next, revision := c.stored.channelRecord, c.stored.revision
 	c.mu.Unlock()

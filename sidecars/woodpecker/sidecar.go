@@ -26,7 +26,7 @@ type sidecar struct {
 	boot       uint64
 	superseded atomic.Bool
 
-	changing sync.Mutex // one change of a channel's record at a time
+	changing nameLocks // one change of the record of a channel at a time
 	mu       sync.Mutex
 	channels map[string]channel
 	memory   uint64 // ids given to ephemeral channels so far are below it
@@ -130,8 +130,7 @@ func (s *sidecar) create(ctx context.Context, name string, p policy) error {
 	if !channelName.MatchString(name) {
 		return invalid(fmt.Sprintf("channel name %q is not 1-250 characters of A-Z a-z 0-9 . _ -", name))
 	}
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	defer s.changing.lock(name)()
 	s.mu.Lock()
 	there := s.channels[name]
 	s.mu.Unlock()
@@ -182,8 +181,7 @@ func (s *sidecar) register(ctx context.Context, name string, p policy) (*stored,
 }
 
 func (s *sidecar) drop(ctx context.Context, name string) error {
-	s.changing.Lock()
-	defer s.changing.Unlock()
+	defer s.changing.lock(name)()
 	s.mu.Lock()
 	found := s.channels[name]
 	s.mu.Unlock()

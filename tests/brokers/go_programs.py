@@ -74,6 +74,13 @@ def build_program(program: Program) -> Path:
     return path
 
 
+def own_tests(program: Program) -> subprocess.CompletedProcess[str]:
+    """What `go test` says of the program's module; raises `Missing` where there is no Go."""
+    command = [_go(), "test", "./..."]
+    module = MODULES[program].module
+    return subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False)
+
+
 def has_go() -> bool:
     """Whether there is a Go that could build them."""
     return _found_go() is not None
