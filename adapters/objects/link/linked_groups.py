@@ -11,7 +11,7 @@ from ....runtime.groups.coordinator import MAX_SINGLE_ACKS
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.forwarding_client import ForwardingClient
 from ....runtime.log.wal import Append
-from ...rocksmq.client.socket_coordinator_client import SocketCoordinatorClient
+from ...rocksmq.client.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
 from ...rocksmq.owner.group_service import GroupService
 from .log_link import LogLink
 from .messages import check_entries
@@ -78,6 +78,7 @@ class RoutedCoordinatorClient(ForwardingClient):
         self._route, self._local, self._closed = route, local, closed
         self._link: LogLink | None = None
         self._client: LinkCoordinatorClient | None = None
+        self._heartbeat = SessionHeartbeat(self._notify)  # over all links: the next owner may be the same one
 
     async def _call_again(self, call: Callable[[CoordinatorClient], Coroutine[Any, Any, T]]) -> T:
         loop = asyncio.get_running_loop()
@@ -103,6 +104,7 @@ class RoutedCoordinatorClient(ForwardingClient):
     async def leave(self, group: str, member: str) -> None:
         """`CoordinatorClient.leave`. Where no owner answers the session ends by itself: none is looked for, nor does
         this process come to own the log."""
+        self._heartbeat.remove(group, member)
         if self._local() is None and self._route.link is None:
             raise Unavailable("the owner of the log is gone")
         await super().leave(group, member)
@@ -112,11 +114,14 @@ class RoutedCoordinatorClient(ForwardingClient):
         if link is None:
             raise Unavailable("the owner of the log is gone")
         if self._client is None or link is not self._link:
-            self.close()
-            self._link, self._client = link, LinkCoordinatorClient(link)
+            self._link, self._client = link, LinkCoordinatorClient(link, self._heartbeat)
         return self._client
+
+    def _notify(self, method: str, group: str, member: str) -> None:
+        link = self._route.link
+        if link is not None:
+            link.notify(method, group, member)
 
     def close(self) -> None:
         """Keep no session alive any more."""
-        if self._client is not None:
-            self._client.close()
+        self._heartbeat.stop()

@@ -31,9 +31,10 @@ class SocketCoordinatorClient:
     """`CoordinatorClient` over one connection to the owner. `close` it with the connection. Another log than RocksMQ
     derives a class that has its ids in requests in another way."""
 
-    def __init__(self, connection: RequestConnection) -> None:
+    def __init__(self, connection: RequestConnection, heartbeat: SessionHeartbeat | None = None) -> None:
+        """`heartbeat` is that of the connections before this one, where there were any."""
         self._ask = connection.ask
-        self._heartbeat = SessionHeartbeat(connection.notify)
+        self._heartbeat = heartbeat or SessionHeartbeat(connection.notify)
 
     def close(self) -> None:
         """Keep no session alive any more. A second call does nothing."""

@@ -186,3 +186,30 @@ async def test_a_reading_from_before_this_process_owned_the_log_is_not_applied_b
     go_on.set()
     await reading
     assert await late.wal.latest_id("a") == last
+
+
+@linked
+async def test_sessions_are_kept_alive_over_another_link(processes: LinkedProcesses) -> None:
+    """A member asks for its channels every 20 s, and its heartbeats come between."""
+    await processes.owner("a")
+    worker = await processes.open(1)
+    member, other = [await worker.wal.join(group, ["a"], session_timeout_s=3) for group in ("g", "h")]
+
+    def kept() -> list[str]:
+        routed = worker.wal._routed_groups
+        assert routed is not None
+        return [group for group, _ in routed._heartbeat._timeouts_s]
+
+    first = worker.wal._links.route.link
+    assert first is not None
+    first.end(Unavailable("it is cut"))
+    await elapse(2)
+    assert worker.wal._links.route.link not in (None, first)
+    assert kept() == ["g", "h"]
+    second = worker.wal._links.route.link
+    assert second is not None
+    second.end(Unavailable("it is cut"))
+    await other.aclose()
+    await elapse(2)
+    assert kept() == ["g"], "one that left while there was no link"
+    await member.aclose()
