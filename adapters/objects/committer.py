@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import Fenced, TidewalError, Unavailable
@@ -52,8 +52,9 @@ class Committer:
         self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
         self._queue: deque[QueuedSubmit] = deque()
         self._queued_bytes = 0
-        self._held_up: deque[QueuedSubmit] = deque()  # that have entries of ephemeral channels, and wait for a block
+        self._held_up: dict[str, deque[QueuedSubmit]] = {}  # by ephemeral channel: what waits for a block
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
+        self._last_sent: dict[int, int] = {}  # of this epoch: the number of the last entry, by channel
         self._writer: BlockWriter | None = None
         self._handing_over = False
         self._epoch = self._number = self._seq = 0  # of the next block, and of its first entry
@@ -72,10 +73,11 @@ class Committer:
         """Whether anything waits to be written or sent."""
         return bool(self._queue or self._added)
 
-    @property
-    def sent(self) -> bytes | None:
-        """The id of the last entry that is on its way to the store, None while nothing is."""
-        return encode_id(self._epoch, self._seq - 1) if self._inflight else None
+    def last_sent(self, channel: int) -> bytes:
+        """The id of the last entry of the channel with this number that has left for the store in this epoch, b""
+        without one."""
+        seq = self._last_sent.get(channel)
+        return b"" if seq is None else encode_id(self._epoch, seq)
 
     # ---- owning ------------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class Committer:
         """Go on behind the state, in an epoch that this process has claimed, all earlier ones having ended."""
         self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
         self._epoch, self._number, self._seq = self._state.epoch, self._state.number, self._state.seq
+        self._last_sent.clear()
         self._ephemeral.begin(self._epoch)
         self._added.extendleft(reversed(self._queue))  # what waits may go into ephemeral channels
         self._queue.clear()
@@ -178,12 +181,9 @@ class Committer:
         names = self._state.names
         if self._writer is None or submit.controls:
             return False
-        while self._held_up and self._held_up[0].settled:
-            self._held_up.popleft()
         channels = [channel for entry in submit.entries if (channel := names.get(entry.channel)) is not None]
         if len(channels) < len(submit.entries) or not all(channel.policy.ephemeral for channel in channels):
-            if any(channel.policy.ephemeral for channel in channels):
-                self._held_up.append(submit)
+            self._hold_up(submit, {channel.name for channel in channels if channel.policy.ephemeral})
             return False
         if self._is_held_up(submit):
             return False
@@ -193,11 +193,25 @@ class Committer:
 
     def _is_held_up(self, submit: QueuedSubmit) -> bool:
         """Whether earlier entries of the same ephemeral channels wait for a block: then these wait behind them."""
-        names = {entry.channel for entry in submit.entries} if self._held_up else set[str]()
-        held_up = any(entry.channel in names for each in self._held_up if not each.settled for entry in each.entries)
+        names = {entry.channel for entry in submit.entries}
+        held_up = any(self._waits(name) for name in names)
         if held_up:
-            self._held_up.append(submit)
+            self._hold_up(submit, names)
         return held_up
+
+    def _hold_up(self, submit: QueuedSubmit, names: Iterable[str]) -> None:
+        for name in names:
+            self._waits(name)  # forgets what is settled
+            self._held_up.setdefault(name, deque()).append(submit)
+
+    def _waits(self, name: str) -> bool:
+        """Whether something of this ephemeral channel waits for a block."""
+        waiting = self._held_up.get(name)
+        while waiting and waiting[0].settled:
+            waiting.popleft()
+        if waiting is not None and not waiting:
+            del self._held_up[name]
+        return bool(waiting)
 
     def _pop(self) -> QueuedSubmit:
         submit = self._queue.popleft()
@@ -257,6 +271,7 @@ class Committer:
         )
         block = make_block(header, submits)
         self._number, self._seq = self._number + 1, self._seq + block.header.count
+        self._last_sent.update({row.channel: row.first_seq + row.entries - 1 for row in block.table})
         self._closed_at = self._loop.time()
         self._inflight.append((block, [submit for submit, _ in submits]))
         self._writer.put(block)

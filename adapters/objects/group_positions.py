@@ -42,12 +42,12 @@ class ObjectGroups:
         state: LogState,
         epoch: int,
         submit: Callable[[Sequence[Append], Sequence[Control], OnAppended], None],
-        sent: Callable[[], bytes | None],
+        last_sent: Callable[[int], bytes],
         patience_s: float,
     ) -> None:
         """`submit` calls back once it is certain what is in the log; members here wait for `patience_s` (seconds).
-        `sent` is the id of the last entry on its way to the store, if any is."""
-        self._state, self._submit, self._sent = state, submit, sent
+        `last_sent` is the id of the last entry of a channel, by its number, that has left for the store; b"": none."""
+        self._state, self._submit, self._last_sent = state, submit, last_sent
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
@@ -69,7 +69,8 @@ class ObjectGroups:
     def end(self, channel: str) -> bytes:
         # Others may have read in the store what is on its way for this process. What is stored about it comes behind it
         # in the log, or does not come there.
-        return max(self._channel(channel).end, self._sent() or b"")
+        found = self._channel(channel)
+        return max(found.end, self._last_sent(found.number))
 
     def commit(self, outputs: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._submit(outputs, [self._moved(change) for change in changes], done)

@@ -317,7 +317,7 @@ class ObjectWal(GroupWal):
             self._state,
             self._state.epoch,
             self._submit_here,
-            lambda: self._committer.sent,
+            self._committer.last_sent,
             self._settings.delivery_timeout_s,
         )
         self._run("maintain the log", self._maintenance.run)

@@ -13,7 +13,7 @@ from tests.adapters.objects.simulated_store import CreateFault
 from tests.adapters.objects.test_links import linked
 from tidewal.adapters.objects.log_objects import block_key
 from tidewal.runtime.errors import Unavailable
-from tidewal.runtime.log.wal import Append
+from tidewal.runtime.log.wal import Append, From
 from tidewal.runtime.testing.clock import elapse
 
 
@@ -71,3 +71,21 @@ async def test_an_entry_may_be_acknowledged_before_the_owner_knows_that_it_is_st
     owner.store.down = False
     await acknowledging
     assert (await owner.wal.groups())[0].positions == {"in": await appending}
+
+
+@linked
+async def test_a_group_begins_at_the_end_while_entries_are_on_their_way(processes: LinkedProcesses) -> None:
+    """Where the last of them is of another channel its id is no position in this one."""
+    owner = await processes.owner("in", "out")
+    for channel in ("out", "in", "out"):
+        block, sending = owner.wal._committer._number, asyncio.create_task(owner.wal.append(channel, b"on its way"))
+        while owner.wal._committer._number == block:
+            await elapse(0.001)
+        member = await owner.wal.join("g", ["in"], start=From.LATEST)
+        following = asyncio.ensure_future(anext(member))
+        await sending
+        await elapse(1)
+        await owner.wal.append("in", b"new")
+        assert [bytes(entry.payload) for entry in (await following).entries] == [b"new"]
+        await member.aclose()
+        await owner.wal.drop_group("g")
