@@ -35,6 +35,7 @@ class BlockChain:
     runs: RunCheck
     rows: defaultdict[int, list[BlockRow]]
     tables: dict[str, frozenset[SectionRow]] = field(default_factory=dict[str, frozenset[SectionRow]])
+    gone: set[str] = field(default_factory=set[str])
     place: tuple[int, int] = FIRST
     seq: int | None = 1
     missing: list[tuple[PartReport, int, range]] = field(default_factory=list[tuple[PartReport, int, range]])
@@ -65,6 +66,7 @@ class EpochCheck:
                 self._pass_over(number)
                 if data is None:
                     self.report.gone += 1
+                    self._chain.gone.add(block_key(self._epoch, number))
                 else:
                     await self._take(number, data)
         if self._known_end is not None and self._known_end not in numbers:

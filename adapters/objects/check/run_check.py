@@ -26,6 +26,7 @@ class RunCheck:
         self._objects, self._rows = objects, rows
         self.report: PartReport = PartReport("runs")
         self.tables: dict[str, frozenset[SectionRow]] = {}
+        self.gone: set[str] = set()  # deleted since they were listed
         self._sections: dict[str, dict[int, StoredSection]] = defaultdict(dict)  # by key, and offset in the run
 
     def know(self, sections: Iterable[StoredSection]) -> None:
@@ -39,6 +40,7 @@ class RunCheck:
         data = await self._objects.store.get(key)
         if data is None:
             self.report.gone += 1
+            self.gone.add(key)
             return
         self.report.objects += 1
         self.report.bytes += len(data)

@@ -25,7 +25,7 @@ from .state_check import order_faults
 
 CLAIMS = "claim/"
 END = (1 << 64, 0)  # a place behind all blocks
-_NUMBERED = re.compile(r"[a-z0-9]+(/[0-9a-f]{16})+")
+_NUMBERED = re.compile(r"claim/[0-9a-f]{16}|(l0|run)/[0-9a-f]{16}/[0-9a-f]{16}")
 
 
 async def verify_objects(store: ObjectStore) -> list[PartReport]:
@@ -53,12 +53,13 @@ class LogCheck:
         """The reports of all parts. What names other objects is listed before them, so these are there."""
         await self._checkpoints.look()
         blocks: dict[int, list[int]] = defaultdict(list)
-        for epoch, number in map(place_of_block, await self._listed(BLOCKS)):
+        for epoch, number in await self._places():
             blocks[epoch].append(number)
         runs = await self._listed(RUNS)
         writers = await self._check_claims()
         epochs: list[PartReport] = []
-        for epoch in sorted({*blocks, *self._checkpoints.newest.ends}):
+        before = {epoch for epoch in writers if epoch < max(blocks, default=0)}  # each has its end at least
+        for epoch in sorted({*blocks, *before, *self._checkpoints.newest.ends}):
             if epoch not in writers:
                 self._claims.found(claim_key(epoch), "it is missing, though its epoch has blocks")
             epochs.append(await EpochCheck(epoch, writers.get(epoch), self._chain).run(blocks[epoch]))
@@ -72,6 +73,13 @@ class LogCheck:
 
     async def _listed(self, folder: str) -> list[str]:
         return sorted([key async for key in self._objects.store.list(folder) if _NUMBERED.fullmatch(key)])
+
+    async def _places(self) -> list[tuple[int, int]]:
+        """The places of blocks. While a store lists them an owner puts more, of which a list may have a later one and
+        lack an earlier one: all before a block of one list are in the next one."""
+        first, second = [set(map(place_of_block, await self._listed(BLOCKS))) for _ in range(2)]
+        last = max(first, default=(0, 0))
+        return sorted(place for place in first | second if place <= last)
 
     def _know(self, state: LogState) -> None:
         for channel in state.channels():
@@ -115,7 +123,7 @@ class LogCheck:
     def _check_channels(self) -> None:
         """Whether all entries are where the state says."""
         tables = self._chain.tables | self._runs.tables
-        known = {finding.key for finding in self._runs.report.findings}
+        known = {finding.key for finding in self._runs.report.findings} | self._runs.gone | self._chain.gone
         for channel in self._state.channels():
             self._channels.objects += 1
             for fault in order_faults(channel):

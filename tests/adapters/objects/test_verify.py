@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -312,6 +312,58 @@ def test_a_missing_block_is_found_behind_deleted_ones() -> None:
     newest = log.keys("l0/")[-2]
     del log.bodies[newest]
     assert any(key == newest and "missing" in what for key, what in findings(checked(log)))
+
+
+def test_an_epoch_that_is_gone_is_found() -> None:
+    """No process that opens such a log gets behind it."""
+
+    async def make() -> MadeLog:
+        processes = Processes()
+        for number in range(3):
+            owner = await processes.open() if number else await processes.owner("a")
+            await until_owned(owner, "a")
+            await owner.wal.append("a", b"%d" % number)
+            processes.kill(owner)
+        return MadeLog(processes.objects)
+
+    log = run_virtual(make())
+    assert findings(checked(log)) == []
+    for key in log.keys(f"l0/{2:016x}/"):
+        del log.bodies[key]
+    assert [key for key, _ in findings(checked(log))] == [claim_key(2)]
+
+
+def test_a_block_that_one_list_lacks_is_no_fault() -> None:
+    """A directory may list a new file and lack an older one that is there."""
+
+    class LackingStore(SimulatedStore):
+        lists = 0
+
+        async def list(self, prefix: str) -> AsyncIterator[str]:
+            self.lists += prefix == "l0/"
+            async for key in super().list(prefix):
+                if key != lacked or self.lists != 1:
+                    yield key
+
+    log = made()
+    lacked = log.keys("l0/")[-2]
+    assert findings(run_virtual(verify_objects(LackingStore(log.objects)))) == []
+
+
+def test_runs_that_are_deleted_behind_the_list_are_no_fault() -> None:
+    class DeletingStore(SimulatedStore):
+        async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+            if key.startswith("run/"):
+                self.objects.bodies.pop(key, None)
+            return await super().get(key, start, end)
+
+    assert findings(run_virtual(verify_objects(DeletingStore(made(keep=False).objects)))) == []
+
+
+def test_keys_of_another_form_are_not_of_the_log() -> None:
+    log = made()
+    log.bodies[f"l0/{9:016x}"] = b"a stranger's"
+    assert findings(checked(log)) == []
 
 
 def test_a_log_is_intact_while_its_owner_works() -> None:
