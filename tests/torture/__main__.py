@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .faults import Fault
-from .logs import LOGS, startable_logs
+from .logs import LOGS, logs_in_turn
 from .rounds import ROUND_S, Run, Violation
 from .shrinking import repeat, shrink
 
@@ -90,9 +90,9 @@ async def explain(given: argparse.Namespace, faults: Sequence[Fault], folder: Pa
 
 
 def log_by_commit() -> str:
-    """One of the logs that can be started here, by the commit's hash: so all have their turn."""
+    """One of the logs that take turns and can be started here, by the commit's hash: so all have their turn."""
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-    logs = startable_logs()
+    logs = logs_in_turn()
     return logs[int(head, 16) % len(logs)]
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.brokers.producers import everything
-from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.errors import BadRecord, TidewalError
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.wal import Wal
@@ -21,7 +21,11 @@ async def save_dead_letters(wal: Wal, path: Path) -> str:
         return f"not read: {error!r}"
     with path.open("w") as file:
         for entry in entries:
-            letter = decode(entry.payload, entry.id)
-            picture = {"id": letter.key.hex(), **letter.tags, "ts": letter.ts, "body": bytes(letter.body).hex()}
+            picture: dict[str, object]
+            try:
+                letter = decode(entry.payload, entry.id)
+                picture = {"id": letter.key.hex(), **letter.tags, "ts": letter.ts, "body": bytes(letter.body).hex()}
+            except BadRecord as error:  # the run's own garbage
+                picture = {"id": entry.id.hex(), "unreadable": error.reason, "body": bytes(entry.payload).hex()}
             file.write(json.dumps(picture, default=str) + "\n")
     return f"{len(entries)} in {path.name}"

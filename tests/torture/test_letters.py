@@ -27,3 +27,15 @@ async def test_dead_letters_are_written_out(tmp_path: Path) -> None:
 
 async def test_dead_letters_that_cannot_be_read_hide_no_violation(tmp_path: Path) -> None:
     assert "ChannelNotFound" in await save_dead_letters(MemoryWal(), tmp_path / "letters.jsonl")
+
+
+async def test_garbage_among_dead_letters_hides_none(tmp_path: Path) -> None:
+    wal, path = MemoryWal(), tmp_path / "letters.jsonl"
+    letters = DeadLetters(wal, HybridClock(), Names().dead_letters)
+    await letters.open()
+    await wal.append(Names().dead_letters, b"junk")
+    letters.bad("a", Entry(b"\x07", 0, b"junk"), BadRecord("no record", reason="magic"))
+    await wal.latest_id(Names().dead_letters)
+    assert await save_dead_letters(wal, path) == "2 in letters.jsonl"
+    garbage, letter = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (garbage["body"], letter["channel"]) == (b"junk".hex(), "a")
