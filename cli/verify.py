@@ -22,9 +22,7 @@ from ..runtime.errors import ConfigError, Unavailable
 from .results import JsonLines, print_rows
 from .verify_cluster import cluster
 from .verify_kills import kills
-from .verify_objects import objects
-
-DAMAGED = 1  # exit status
+from .verify_objects import DAMAGED, objects
 
 SEGMENT_COLUMNS = ("path", "state", "frames", "entries", "channels", "bytes")
 TABLE_COLUMNS = ("collection", "table", "files", "rows", "bytes")

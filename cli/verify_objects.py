@@ -18,7 +18,7 @@ from .results import JsonLines, print_rows
 if TYPE_CHECKING:
     from ..adapters.objects.check.findings import PartReport
 
-DAMAGED = 1  # exit status
+DAMAGED = 1  # exit status of a check of stored data
 COLUMNS = ("part", "state", "objects", "entries", "bytes")
 
 

@@ -111,9 +111,9 @@ def _end_scans() -> None:
 def _scan(log: LogTable, dataset: ds.Dataset, wanted: pc.Expression, columns: list[str]) -> Generator[pa.RecordBatch]:
     """The rows that are wanted, in the order of a scan of the whole dataset.
 
-    Where the file system is in Python (`TableLocation.file_system`), the scan is of a few files at a time, and whoever
-    gives it up waits until these are read: pyarrow's threads read ahead, and the process crashes where they still do
-    when Python ends.
+    Where the file system is in Python (`TableLocation.file_system`), the scan is of a few files at a time, and a caller
+    that gives it up waits until these are read: pyarrow's threads read ahead, and the process crashes where they still
+    do when Python ends.
     """
     whole = cast(ds.FileSystemDataset, dataset)  # as the Delta library makes it
     files = cast("list[ds.Fragment]", list(cast(Any, whole).get_fragments(wanted)))

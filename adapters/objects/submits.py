@@ -20,8 +20,8 @@ class QueuedSubmit:
     """Entries and control entries that go into one block together. `done` gets the ids of the entries, or an error, at
     `deadline` (of the loop's time) at the latest. Until its fate is certain it counts as pending. One that belongs
     `here` is written by this process, or not at all, and `done` hears of it once its fate is certain: groups decide
-    nothing else meanwhile. `ephemeral` are the places and channels of entries that do not go
-    into the block: they get their ids once it is durable."""
+    nothing else meanwhile. `ephemeral` are the places and channels of entries that do not go into the block: they get
+    their ids once it is durable."""
 
     entries: Sequence[Append]
     controls: Sequence[Control]

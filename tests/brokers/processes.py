@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -167,26 +167,29 @@ def listening(pid: int) -> set[str]:
     """Return the addresses on which a process listens, as `/proc` has them: `0100007F` is 127.0.0.1."""
     sockets, found = _open_files(pid), set[str]()
     for family in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == LISTENING and f"socket:[{inode}]" in sockets:
-                found.add(local.partition(":")[0])
+        listeners = _listeners(Path(f"/proc/{pid}/net/{family}"))
+        found |= {local.partition(":")[0] for local, listener in listeners if listener in sockets}
     return found
 
 
 def listening_child(port: int) -> int | None:
     """The child of this process that listens at a port of 127.0.0.1, None where none does."""
-    sockets: set[str] = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, state, *_, inode = line.split()[:10]
-        if state == LISTENING and local == f"{LOOPBACK}:{port:04X}":
-            sockets.add(f"socket:[{inode}]")
+    place = f"{LOOPBACK}:{port:04X}"
+    sockets = {listener for local, listener in _listeners(Path("/proc/net/tcp")) if local == place}
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with contextlib.suppress(OSError):  # it has ended
                 if not sockets.isdisjoint(_open_files(int(child))):
                     return int(child)
     return None
+
+
+def _listeners(table: Path) -> Iterator[tuple[str, str]]:
+    """The sockets of a table of `/proc` that listen: their addresses, and their names as descriptors have them."""
+    for line in table.read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == LISTENING:
+            yield local, f"socket:[{inode}]"
 
 
 def _open_files(pid: int) -> set[str]:

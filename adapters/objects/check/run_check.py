@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from ....runtime.errors import CorruptLog
 from ..block import Block, BlockKind, SectionRow, StoredEntry, decode_block, decode_section
 from ..garbage_collector import RUNS
-from ..log_objects import LogObjects
+from ..log_objects import LogObjects, run_key
 from ..stored_channel import StoredSection, encode_id
 from .block_check import block_faults
 from .findings import PartReport
@@ -60,7 +60,7 @@ class RunCheck:
     def _decode(self, key: str, data: bytes) -> Block:
         run = decode_block(data, key)
         header = run.header
-        here = f"{RUNS}{header.epoch:016x}/{header.number:016x}" == key
+        here = run_key(header.epoch, header.number) == key
         if header.kind is not BlockKind.RUN or header.log != self._objects.log or not here:
             raise CorruptLog(f"{key} is no run of this log, or one of another place in it", path=key, offset=6)
         return run
