@@ -127,7 +127,7 @@ def _scan(log: LogTable, dataset: ds.Dataset, wanted: pc.Expression, columns: li
                 yield batch
         except GeneratorExit:
             if in_python:
-                with suppress(OSError, pa.ArrowException):
+                with suppress(Exception):  # whatever the file system raises: nobody wants these rows any more
                     deque(batches, maxlen=0)
             raise
 
