@@ -55,6 +55,9 @@ GROUP_REASONS: Final = ("handler", "crash", "record")
 """Why an entry becomes a dead letter of a consumer group: its handler failed in the last attempt, no process saw the
 end of that, or the entry is no record where records are read."""
 
+DELAYED_REASONS: Final = ("due",)
+"""Why a delayed message becomes a dead letter: its channel did not take it when it was due."""
+
 OnCounted = Callable[[str, str], None]
 
 
@@ -71,6 +74,17 @@ def group_letter(
     }
     body = memoryview(entry.payload)[:body_bytes]
     return stamp(Record(RecordType.DEAD_LETTER, key=entry.id, tags=tags, body=body), ts, 0, 0)
+
+
+def delayed_letter(channel: str, id: bytes, record: Record, message: str, ts: int) -> bytes:
+    """The bytes of the letter that is written at `ts` for a delayed message that its channel did not take."""
+    payload = encode(record)
+    return stamp(
+        Record(RecordType.DEAD_LETTER, key=id, tags=_tags(channel, "due", message, len(payload)), body=payload),
+        ts,
+        0,
+        0,
+    )
 
 
 def _tags(channel: str, reason: str, message: str, size: int) -> dict[str, TagValue]:

@@ -65,6 +65,8 @@ class RecordType(IntEnum):
     STATE = 1012
     PRODUCER = 1013
     CLUSTER = 1014
+    DELAYED = 1015
+    CANCELLED = 1016
 
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.

@@ -10,7 +10,7 @@ from ..clock import HybridClock
 from ..errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TidewalError, Unavailable
 from ..log.record import CONTROL_TYPES, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
-from .batch import AppendBatch, Appended, AppendPart, number, prepared
+from .batch import AppendBatch, Appended, AppendPart, number, prepared, sourced
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
 from .owned_channel import OwnedChannel, promising_channel
@@ -50,6 +50,7 @@ class Appends:
         self._observer = observer
         self._calls = calls
         self._late: list[AppendBatch] = []  # answered after the lease
+        self._sources: set[tuple[str, str]] = set()  # with the channel for which they have a batch in flight
 
     def pending(self, producer: str, pseq: int) -> AppendBatch | None:
         """The batch (producer, pseq), where it is in flight."""
@@ -81,6 +82,28 @@ class Appends:
             entries = [
                 kind(own.channel, stamp(record, ts, own.term, cseq), ts)
                 for own, record, cseq in zip(owned, whole, cseqs, strict=True)
+            ]
+            self._wal.submit(entries, partial(self._on_appended, batch))
+        except BaseException:
+            self._withdraw(batch)
+            raise
+        return batch
+
+    def submit_from(self, source: str, channel: str, records: Sequence[tuple[bytes, Record]]) -> AppendBatch:
+        """Submit the (offset, record) pairs of a source that are next in `channel`, where it has nothing in flight.
+        Each is a whole of its own: of a batch that came to its end in part, the first ones are there."""
+        if (source, channel) in self._sources:
+            raise Unavailable(f"a batch of the source {source} is in flight to {channel}; retry", channel=channel)
+        pairs = [(channel, sourced(source, offset, record)) for offset, record in records]
+        size = sum(len(record.body) for _, record in pairs)
+        owned, ts = self._admit(pairs, size)
+        batch = AppendBatch(size, "", 0, BatchOutcome(ts, len(pairs)), source=source, source_offset=records[-1][0])
+        cseqs = number(batch, owned, pairs)
+        self._begin(batch)
+        try:
+            entries = [
+                Append(channel, stamp(record, ts, own.term, cseq), ts)
+                for own, (_, record), cseq in zip(owned, pairs, cseqs, strict=True)
             ]
             self._wal.submit(entries, partial(self._on_appended, batch))
         except BaseException:
@@ -122,6 +145,8 @@ class Appends:
         self.inflight_bytes += batch.size
         if batch.producer:
             self._pending.setdefault(batch.producer, {})[batch.pseq] = batch
+        if batch.source:
+            self._sources.update((batch.source, part.own.channel) for part in batch.parts)
 
     def _withdraw(self, batch: AppendBatch) -> None:
         """The batch was not submitted: its numbers, the newest of their channels, were not used."""
@@ -138,6 +163,8 @@ class Appends:
             del pending[batch.pseq]
             if not pending:
                 del self._pending[batch.producer]
+        if batch.source:
+            self._sources.difference_update((batch.source, part.own.channel) for part in batch.parts)
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 
@@ -194,6 +221,8 @@ class Appends:
             if batch.producer:
                 now_ms = self._clock.clock.wall_ms()
                 part.own.producers.remember(batch.producer, batch.pseq, batch.outcome, now_ms)
+            if batch.source:
+                part.own.producers.reach(batch.source, batch.source_offset)
         batch.unreleased -= 1
         if not batch.unreleased:
             self._end(batch)

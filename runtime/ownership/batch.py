@@ -18,6 +18,9 @@ from .producers import BatchOutcome
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
 BATCH_CHANNELS = "batch_channels"  # tag: how many channels the batch is for, where that is more than one
 BATCH_DIGEST = "batch_digest"  # tag: the producer's digest of the content, for the same
+BATCH_TAGS = (BATCH_ROWS, BATCH_CHANNELS, BATCH_DIGEST)
+SOURCE = "tidewal.source"  # tag: the source of a record that has one, see `ProducerTable`
+SOURCE_OFFSET = "tidewal.offset"  # tag: its offset there
 
 RecordKey = tuple[int, int]  # term, cseq: of a record in its channel
 
@@ -77,6 +80,8 @@ class AppendBatch:
     ids: list[bytes] = field(default_factory=list[bytes])
     refusal: TidewalError | None = None
     lost: TidewalError | None = None
+    source: str = ""
+    source_offset: bytes = b""  # of its last record
     begun_s: float = field(default_factory=perf_counter)
     waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
 
@@ -161,6 +166,17 @@ def prepared(
             numbers[channel] += 1
         result.append(record)
     return result
+
+
+def sourced(source: str, offset: bytes, record: Record) -> Record:
+    """The record as the log must have it, so that a next owner knows how far the source has come."""
+    return replace(record, tags={**record.tags, SOURCE: source, SOURCE_OFFSET: offset})
+
+
+def recorded_source(record: Record) -> tuple[str, bytes] | None:
+    """The source of a record and its offset there; None where it has none."""
+    source, offset = record.tags.get(SOURCE), record.tags.get(SOURCE_OFFSET)
+    return (source, offset) if isinstance(source, str) and isinstance(offset, bytes) else None
 
 
 def recorded_outcome(record: Record) -> BatchOutcome:

@@ -15,13 +15,13 @@ from functools import partial
 
 from ..arguments import checked
 from ..clock import HybridClock, physical_ms
-from ..errors import Closed, InvalidRequest, TidewalError, Unavailable
+from ..errors import Closed, InvalidRequest, PreconditionFailed, TidewalError, Unavailable
 from ..log.checks import check_framed
 from ..log.record import Record, RecordType, Tags, stamp
 from ..log.wal import ControlAppend, Wal
 from ..streams.channel_reader import Grants
 from .appends import Appends
-from .batch import AppendBatch, Appended, RecordKey, channels_of, recorded_outcome, repeated
+from .batch import AppendBatch, Appended, RecordKey, channels_of, recorded_outcome, recorded_source, repeated
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
 from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, ReleasedChannel, SyncPoint, promising_channel
@@ -163,6 +163,8 @@ class ChannelOwner:
                 elif record.producer:
                     outcome = recorded_outcome(record)
                     own.producers.remember(record.producer, record.pseq, outcome, physical_ms(record.ts))
+                if (source := recorded_source(record)) is not None:
+                    own.producers.reach(*source)
             self._observer.recovered(own.channel, record)
 
     @checked
@@ -335,6 +337,41 @@ class ChannelOwner:
                 batch = self._appends.submit(rest, producer, pseq, rows, digest, count, in_order=in_order)
                 batch.waiters.append(future)
         return future
+
+    @checked
+    def append_from(
+        self, source: str, channel: str, records: Sequence[tuple[bytes, Record]], *, after: bytes
+    ) -> asyncio.Future[Appended]:
+        """Append to `channel` what a source has for it: (offset, record) pairs, whose offsets rise, over all batches
+        and all owners. `after` is the offset of the record before the first one in this channel, b"" for none. Those
+        that the channel has are not written again, however the source divides its records into batches; each is in the
+        log once. One batch of a source may be in flight to a channel at a time.
+
+        The future ends as that of `append` does; after `Unavailable` or `OutcomeUnknown` ask `source_offset` and go on
+        behind it. Raises, having changed nothing: `PreconditionFailed` (`offset`: the highest that the channel has)
+        where the record at `after` is missing, and what `append` raises. Call it on the loop."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        with self._lock:
+            reached = promising_channel(self._owned, channel, 0).producers.source_offset(source)
+            if reached < after:
+                raise PreconditionFailed(
+                    f"{channel} has nothing of the source {source} behind {reached.hex()!r}: send what follows that",
+                    channel=channel,
+                    offset=reached,
+                )
+            rest = [each for each in records if each[0] > reached]
+            if rest:
+                self._appends.submit_from(source, channel, rest).waiters.append(future)
+            else:
+                future.set_result(Appended(self._timestamp(), len(records), repeated=True))
+        return future
+
+    @checked
+    def source_offset(self, source: str, channel: str) -> bytes:
+        """The highest offset of `source` that is known to be in `channel`; b"" for none, or where it is not owned."""
+        with self._lock:
+            own = self._owned.get(channel)
+            return own.producers.source_offset(source) if own is not None else b""
 
     def _known(self, channels: Iterable[str], producer: str, pseq: int) -> dict[str, BatchOutcome]:
         known: dict[str, BatchOutcome] = {}

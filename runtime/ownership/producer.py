@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Self
@@ -29,6 +30,7 @@ import xxhash
 from ..actor.heartbeat import HeartbeatThread
 from ..arguments import checked
 from ..clock import HybridClock, add_ms
+from ..delays.delayed import DelayedId, due_ms
 from ..errors import (
     ChannelExists,
     ChannelNotFound,
@@ -51,6 +53,7 @@ from .channel_owner import ChannelOwner
 from .lease import LEASE_S, Lease
 from .observer import ChannelOwnerObserver
 from .producer_channels import check_channels, owned_otherwise, producer_channels, take_channels
+from .producer_delays import ProducerDelays
 from .producer_state import FENCES, GRANT, RELEASE, RENEW, ProducerState
 from .sequence_window import SequenceWindow
 
@@ -77,6 +80,7 @@ async def open_producer(
     policy: ChannelPolicy | None = None,
     lease_s: float = LEASE_S,
     clock: HybridClock | None = None,
+    delays: bool = False,
 ) -> AsyncGenerator[Producer]:
     """Own `channels` under the name `name`: `async with tidewal.open_producer(wal, "shop", ["orders"]) as producer`.
 
@@ -89,10 +93,13 @@ async def open_producer(
     keeps the channels that it had before, and gets `channels` as well; with [] it opens those that it has. One that was
     dropped, and is not asked for, the name gives up: only then may another name take it.
 
+    With `delays` the producer takes messages that are due later (`Producer.schedule`), and keeps them in a channel of
+    its own, `producer-NAME.delays`. A name that had them once always releases what is due, while it is open.
+
     Raises `InvalidRequest` for a channel that belongs to another name (`channel`, `owner`), or that a `ChannelOwner`
     has written to, before it disturbs an incarnation that is open; `Fenced` where yet another process opens the name
     meanwhile, and what the log raises."""
-    producer = Producer(wal, name, channels, policy or ChannelPolicy(), lease_s, clock or HybridClock())
+    producer = Producer(wal, name, channels, policy or ChannelPolicy(), lease_s, clock or HybridClock(), delays)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(producer.aclose)
         await producer.open()
@@ -119,7 +126,14 @@ class Producer:
     """
 
     def __init__(
-        self, wal: Wal, name: str, channels: Sequence[str], policy: ChannelPolicy, lease_s: float, clock: HybridClock
+        self,
+        wal: Wal,
+        name: str,
+        channels: Sequence[str],
+        policy: ChannelPolicy,
+        lease_s: float,
+        clock: HybridClock,
+        delays: bool = False,
     ) -> None:
         if isinstance(channels, str):
             raise InvalidRequest(f"channels is {channels!r}, and must be a list of names of channels")
@@ -130,6 +144,7 @@ class Producer:
         check_framed(wal, "a named producer")
         self.name = name
         self.channels: tuple[str, ...] = tuple(dict.fromkeys(channels))
+        self._owned = self.channels
         self._wal, self._policy, self._clock = wal, policy, clock
         self._lease_s = lease_s
         self._lease = Lease(clock.clock, lease_s)
@@ -143,6 +158,7 @@ class Producer:
             holder="producer",
             pacing=SnapshotPacing(records=200),
         )
+        self._delays = ProducerDelays(wal, name, clock, wanted=delays)
         self._stalled = asyncio.Event()
         self._owner = ChannelOwner(
             wal,
@@ -168,7 +184,7 @@ class Producer:
         await self._wal.create_channel(PRODUCER_HEARTBEATS, _HEARTBEAT_POLICY)
         await self._wal.create_channel(self._state.channel, _STATE_POLICY)
         await self._state.open()
-        name, asked = self.name, self.channels
+        name, asked = self.name, (*self.channels, *self._delays.asked)
         async with producer_channels(self._wal, incarnation, self._clock.now) as belonging:
             # before anything is claimed, or waited for
             await check_channels(self._wal, belonging.fold.state, name, asked, self._state.fold.state.channels)
@@ -178,13 +194,16 @@ class Producer:
             taken = await take_channels(self._wal, belonging, name, claim.term, asked, known)
         for channel in asked:
             with suppress(ChannelExists):  # it keeps the policy that it has
-                await self._wal.create_channel(channel, self._policy)
-        self.channels = taken.channels
+                await self._wal.create_channel(channel, self._delays.policy_of(channel, self._policy))
+        self._owned = taken.channels
+        self.channels = tuple(each for each in taken.channels if each != self._delays.channel)
         await self._acquire(self._state.fold.state.limit, taken.anew, taken.terms_before)
         self._window.last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
         self._renewing = asyncio.create_task(self._renew_periodically(), name=f"producer {self.name}")
         self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
         self._heartbeat.start(asyncio.get_running_loop())  # as are renewals: a loop that stands still loses the lease
+        if self._delays.channel in self._owned:
+            self._delays.start(self._owner, self._end)
         return self
 
     @property
@@ -219,18 +238,70 @@ class Producer:
         opened elsewhere (with `outcome_unknown` where the batch may be there), `DeadlineExceeded` (`sequence`, by which
         to send it again; None for a batch that was not sent yet), `MessageTooLarge`, `Closed` (with `outcome_unknown`,
         too), and `ChannelNotFound` for a channel that was dropped."""
-        self._check_open()
+        batch = self._checked(records)
+        return await self._send(batch, _digest(batch), sequence, deadline_s)
+
+    @checked
+    async def schedule(
+        self,
+        records: Sequence[tuple[str, Record | Payload]],
+        *,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
+        sequence: int | None = None,
+        deadline_s: float = SEND_DEADLINE_S,
+    ) -> list[bytes]:
+        """Take (channel, record) pairs that are to be sent later, and return their ids once they are durable. Each is
+        appended to its channel at `deliver_at` (up to 366 days ahead), or `deliver_after_s` seconds from now: never
+        before, by the log's time and by the wall clock; in the order of due times, and where these are equal in that of
+        calls; once, whatever becomes of this process. What is due while the producer is not open is sent when it is.
+
+        In its channel a message has its id as the tag `tidewal.offset`, and `producer-NAME.delays` as `tidewal.source`.
+        One that its channel does not take is kept, with the reason, in `producer-NAME.dead_letters`.
+
+        `sequence` and `deadline_s` are those of `send`, whose numbers they share; to be repeated, a batch needs
+        `deliver_at`. Raises what `send` raises, and `InvalidRequest` unless the producer was opened with `delays`, for
+        a record that is not of type ROWS, and for a wrong time."""
+        batch = self._checked(records)
+        if sequence is not None and deliver_at is None:
+            raise InvalidRequest("a batch with a sequence needs deliver_at: deliver_after_s is another time each time")
+        due = due_ms(deliver_at, deliver_after_s, self._clock.clock.wall_ms())
+        delayed = self._delays.records(batch, due)
+        appended = await self._send(delayed, _digest(batch, due), sequence, deadline_s)
+        return [DelayedId.of(due, appended.ts, number).to_bytes() for number in range(len(batch))]
+
+    @property
+    def pending_delays(self) -> int:
+        """How many delayed messages this producer has in memory to be sent: all, or those that are due first."""
+        return self._delays.pending
+
+    @checked
+    async def cancel(self, id: bytes, *, sequence: int | None = None, deadline_s: float = SEND_DEADLINE_S) -> bool:
+        """Cancel a message by an id that `schedule` has returned. True: it is not sent, and that is durable. False: it
+        was due already. Repeated with the `sequence` of a `DeadlineExceeded` it says what the first call did. Raises
+        what `send` raises."""
+        due = DelayedId.from_bytes(id).due
+        batch = self._delays.cancellations(id)
+        return (await self._send(batch, _digest(batch), sequence, deadline_s)).ts < due
+
+    def _checked(self, records: Sequence[tuple[str, Record | Payload]]) -> list[tuple[str, Record]]:
         batch = [(channel, _record(record)) for channel, record in records]
         foreign = {channel for channel, _ in batch} - set(self.channels)
         if not batch or foreign:
             raise InvalidRequest(
                 f"{', '.join(sorted(foreign))} is not of this producer" if foreign else "an empty batch"
             )
+        return batch
+
+    async def _send(
+        self, batch: Sequence[tuple[str, Record]], digest: int, sequence: int | None, deadline_s: float
+    ) -> Appended:
+        self._check_open()
         number = sequence
         admitted = self._window.admitted(sequence, partial(self._give_up, batch[0][0]))
         try:
             async with asyncio.timeout(deadline_s), admitted as number:
-                appended = await self._append(batch, number, digest := _digest(batch))
+                appended = await self._append(batch, number, digest)
         except TimeoutError:
             raise self._late(number, deadline_s) from None
         if not appended.rows:
@@ -343,8 +414,8 @@ class Producer:
         """Own the channels under new terms, above `terms_before`, with timestamps above `previous_limit`. Of those made
         `anew` nothing that is known counts but the term."""
         known = self._state.fold.state.channels
-        before = {**dict.fromkeys(self.channels, 0), **terms_before}
-        terms = {name: max(known[name].term if name in known else 0, before[name]) + 1 for name in self.channels}
+        before = {**dict.fromkeys(self._owned, 0), **terms_before}
+        terms = {name: max(known[name].term if name in known else 0, before[name]) + 1 for name in self._owned}
         asked_s = self._clock.clock.monotonic()
         limit = self._next_limit(previous_limit)
         await self._propose(
@@ -424,12 +495,14 @@ class Producer:
         self._window.wake()
         self._heartbeat.stop()
         await self._owner.close()
+        await self._delays.stop()
 
     async def _close(self) -> None:
         self._window.wake()
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
+        await self._delays.stop()
         self._heartbeat.stop()
         used = await self._owner.close(tick_everywhere=True)
         if self._granted and self._ended is None:
@@ -457,9 +530,12 @@ def _record(record: Record | Payload) -> Record:
     return record if isinstance(record, Record) else Record(RecordType.ROWS, body=record)
 
 
-def _digest(batch: Sequence[tuple[str, Record]]) -> int:
-    """Of the batch's content, in 63 bits: by it a repeated number with another batch is noticed."""
+def _digest(batch: Sequence[tuple[str, Record]], due: int = 0) -> int:
+    """Of the batch's content, in 63 bits: by it a repeated number with another batch is noticed. `due`: when it is to
+    be sent, where that is later."""
     digest = xxhash.xxh3_64()
+    if due:
+        digest.update(f"{due} ".encode())
     for channel, record in batch:
         digest.update(f"{channel} {len(record.key)} {len(record.body)} ".encode())
         digest.update(record.key)

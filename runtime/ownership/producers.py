@@ -15,7 +15,8 @@ OUTCOMES_MAX = 65_536  # of a channel
 PRODUCERS_MAX = 100_000  # of a channel
 EXPIRY_MS = 24 * 3600 * 1000
 OUTCOMES_PER_PAGE = 16_384
-VERSION = 2  # of a snapshot
+VERSION = 3  # of a snapshot: that with offsets of sources
+WITHOUT_SOURCES = 2  # what is written where there are none: an older Tidewal reads it
 
 _NEVER = -1
 
@@ -49,12 +50,16 @@ class ProducerTable:
 
     Outcomes are forgotten beyond `REMEMBERED_PER_PRODUCER`, when the producer was silent for `EXPIRY_MS`, and beyond
     `OUTCOMES_MAX` of all, those of the longest silent producers first; the highest forgotten number is kept then.
-    Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether."""
+    Beyond `PRODUCERS_MAX` the longest silent producers are forgotten altogether.
+
+    A source is a producer whose numbers only rise and name its records, not its batches: of it the highest is kept, and
+    never forgotten."""
 
     def __init__(self) -> None:
         self._producers: OrderedDict[str, _Producer] = OrderedDict()  # the longest silent first
         self._silent: OrderedDict[str, int] = OrderedDict()  # name -> the highest number forgotten
         self._outcomes = 0
+        self._offsets: dict[str, bytes] = {}  # of sources
 
     def find(self, producer: str, pseq: int) -> BatchOutcome | None:
         """The outcome of (producer, pseq), None when it never happened in this channel. Raises `OutcomeUnknown` for a
@@ -124,8 +129,18 @@ class ProducerTable:
         while len(self._silent) > PRODUCERS_MAX:
             self._silent.popitem(last=False)
 
+    def source_offset(self, source: str) -> bytes:
+        """The highest offset of `source` in this channel; b"" for none."""
+        return self._offsets.get(source, b"")
+
+    def reach(self, source: str, offset: bytes) -> None:
+        """All that `source` has for this channel up to `offset` is there."""
+        self._offsets[source] = max(offset, self.source_offset(source))
+
     def merge(self, other: ProducerTable) -> None:
         """Add what a snapshot of the same channel says."""
+        for source, offset in other._offsets.items():
+            self.reach(source, offset)
         for name, forgotten in other._silent.items():
             self.forget(name, forgotten)
         for name, producer in other._producers.items():
@@ -158,18 +173,22 @@ class ProducerTable:
         for at, entry in enumerate(entries, 1):
             outcomes += len(entry[3]) + 1
             if outcomes >= OUTCOMES_PER_PAGE or at == len(entries):
-                pages.append(cast(bytes, msgpack.packb((VERSION, entries[first:at]))))
+                pages.append(cast(bytes, msgpack.packb((WITHOUT_SOURCES, entries[first:at]))))
                 first, outcomes = at, 0
-        return pages or [cast(bytes, msgpack.packb((VERSION, [])))]
+        if self._offsets:
+            pages.append(cast(bytes, msgpack.packb((VERSION, [], self._offsets))))
+        return pages or [cast(bytes, msgpack.packb((WITHOUT_SOURCES, [])))]
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, channel: str = "") -> ProducerTable:
         """The table of `channel` in one page. Raises `BadRecord`, and `FormatTooNew` for a later version."""
         table = cls()
         try:
-            version, entries = cast("tuple[int, _Wire]", msgpack.unpackb(data, use_list=False))
+            version, entries, *sources = cast("tuple[Any, ...]", msgpack.unpackb(data, use_list=False))
             check_version("a producer snapshot", version, VERSION)
-            for name, last_ms, forgotten, outcomes in entries:
+            for source, offset in (dict(sources[0]) if sources else {}).items():
+                table.reach(str(source), bytes(offset))
+            for name, last_ms, forgotten, outcomes in cast(_Wire, entries):
                 for pseq, fields in outcomes:
                     outcome = _first_version(fields, channel) if version == 1 else BatchOutcome(*fields)
                     if outcome is not None:

@@ -87,6 +87,21 @@ async def test_the_newest_takes_over(backend: Backend):
     assert (await read(wal, 3))[0] == [b"old", b"new", b"newer"]
 
 
+async def test_delayed_messages_come_in_the_order_of_their_due_times(backend: Backend):
+    """Over two runs of the program; what was cancelled does not come."""
+    wal = await backend.wal()
+    async with open_producer(wal, "shop", CHANNELS, delays=True) as producer:
+        await producer.schedule([("orders-0", b"third")], deliver_after_s=3.0)
+        [cancelled] = await producer.schedule([("orders-1", b"never")], deliver_after_s=2.9)
+        await producer.schedule([("orders-0", b"first"), ("orders-1", b"first")], deliver_after_s=0.1)
+        assert await producer.cancel(cancelled)
+        assert (await read(wal, 2))[0] == [b"first", b"first"]
+    async with open_producer(wal, "shop", []) as producer:
+        await producer.schedule([("orders-0", b"second")], deliver_after_s=0.0)
+        found, _ = await read(wal, 4)
+        assert found == [b"first", b"first", b"second", b"third"]
+
+
 async def test_a_channel_belongs_to_one_name_until_that_gives_it_up(backend: Backend):
     """What the name wrote is removed, and the channel is dropped, and made again: another name is refused."""
     wal = await backend.wal()

@@ -1,0 +1,1 @@
+"""Messages that are due later: how they lie in a log until then, and what releases them."""

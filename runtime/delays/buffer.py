@@ -1,0 +1,124 @@
+"""The pending messages that are due first, in bounded memory."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Final
+
+from .delayed import DelayedId, DelayedMessage
+
+BUFFER_BYTES: Final = 64 * 1024 * 1024
+OVERHEAD_BYTES: Final = 1024  # what a message costs beside its body, so that empty ones are bounded, too
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A message, or its cancellation, as it was read last: `place` is its entry's id in the delay channel, and `at`
+    how many bytes of that channel were read before it."""
+
+    message: DelayedMessage
+    place: bytes
+    at: int
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return OVERHEAD_BYTES + (len(self.message.record.body) if self.message.record is not None else 0)
+
+
+class DelayBuffer:
+    """What one pass over a delay channel has found pending: all of it, or what is due first in about `limit` bytes.
+
+    What does not fit is left out: then the buffer has all that is pending below `horizon`, and nothing from there on.
+    A cancellation is kept until its message is due, in the message's place: the message may be read again."""
+
+    def __init__(self, limit: int, done: bytes = b"") -> None:
+        self.bytes: int = 0
+        self.done: bytes = done
+        self.horizon: bytes | None = None
+        self._limit = limit
+        self._pending: dict[bytes, Pending] = {}
+        self._order: list[bytes] = []  # a heap of ids; those that are not pending any more are skipped
+        self._handed_out: list[bytes] = []
+        self._left_out: bytes | None = None  # the first place of what was left out
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left to hand out, and something was left out: another pass tells what is next."""
+        return self.horizon is not None and self.next_due is None
+
+    @property
+    def next_due(self) -> int | None:
+        """The effective due time of what is due first; None where the buffer is empty."""
+        while self._order and self._order[0] not in self._pending:
+            heapq.heappop(self._order)
+        return DelayedId.from_bytes(self._order[0]).due if self._order else None
+
+    @property
+    def first_place(self) -> bytes | None:
+        """The first place in the delay channel of anything that is pending; None for nothing."""
+        places = [pending.place for pending in self._pending.values()]
+        return min(places if self._left_out is None else [*places, self._left_out], default=None)
+
+    def add(self, pending: Pending) -> None:
+        """Take in what was read, each in the channel's order."""
+        id = pending.message.id
+        known = self._pending.get(id)
+        if id <= self.done:
+            return
+        if known is not None:
+            self._replace(id, known, pending)
+        elif self.horizon is not None and id >= self.horizon:
+            self._leave_out(pending)
+        else:
+            self._pending[id] = pending
+            self.bytes += pending.size
+            heapq.heappush(self._order, id)
+            if self.bytes > self._limit:
+                self._shrink()
+
+    def _replace(self, id: bytes, known: Pending, pending: Pending) -> None:
+        if known.message.record is None and pending.message.record is not None:
+            return  # cancelled, and a copy of the message from before that
+        self._pending[id] = pending
+        self.bytes += pending.size - known.size
+
+    def _shrink(self) -> None:
+        """Leave out the half that is due last, of what is not handed out."""
+        ids = sorted(id for id in self._order if id in self._pending)
+        kept = ids[: max(1, len(ids) // 2)]
+        for id in ids[len(kept) :]:
+            pending = self._pending.pop(id)
+            self.bytes -= pending.size
+            self._leave_out(pending)
+            self.horizon = id if self.horizon is None else min(self.horizon, id)
+        self._order = kept
+
+    def _leave_out(self, pending: Pending) -> None:
+        self._left_out = pending.place if self._left_out is None else min(self._left_out, pending.place)
+
+    def hand_out(self, upto: int, count: int) -> list[DelayedMessage]:
+        """The first messages, `count` at most, with an effective due time at or below `upto`, each once. Cancelled ones
+        are passed over. Call `finish` when the messages are released."""
+        found: list[DelayedMessage] = []
+        while len(found) < count and (next_due := self.next_due) is not None and next_due <= upto:
+            self._handed_out.append(id := heapq.heappop(self._order))
+            message = self._pending[id].message
+            if message.record is not None:
+                found.append(message)
+        return found
+
+    def finish(self) -> None:
+        """All that was handed out is dealt with."""
+        for id in self._handed_out:
+            self.bytes -= self._pending.pop(id).size
+        self.done = max([self.done, *self._handed_out[-1:]])
+        self._handed_out = []
+
+    def before(self, at: int) -> list[DelayedMessage]:
+        """What was read where less than `at` bytes of the channel had been read, in the order of release."""
+        return [self._pending[id].message for id in sorted(self._pending) if self._pending[id].at < at]

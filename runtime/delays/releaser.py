@@ -1,0 +1,227 @@
+"""What releases delayed messages: part of the process that owns the delay channel and the channels of its messages.
+
+It reads the delay channel as any reader does, asks the owner for a time up to which nothing follows there, and appends
+what is due by then, by the log's time and by the wall clock, in the order of ids. Toward each channel it is a source
+whose offsets are these ids (`ChannelOwner.append_from`): so whatever happens to it, each message is there once, and in
+order, and the channel itself says how far it has come. It stores nothing of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, TypeVar
+
+from ..clock import HybridClock, compose
+from ..errors import BadRecord, ChannelNotFound, MessageTooLarge, OutcomeUnknown, TidewalError, Unavailable
+from ..log.record import Record
+from ..log.wal import Entry, From, Wal
+from ..ownership.channel_owner import ChannelOwner
+from ..streams.channel_reader import ChannelReader
+from ..streams.stream_base import reading
+from ..waiting import ended
+from .buffer import DelayBuffer, Pending
+from .delayed import DelayedMessage, read_delayed, rewritten
+
+RELEASED_AT_ONCE: Final = 2_000  # messages
+LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
+LEAST_S: Final = 0.001  # between two looks, where log time is behind the wall clock
+FIRST_PAUSE_S: Final = 0.05
+LAST_PAUSE_S: Final = 1.0
+TRUNCATE_S: Final = 10.0  # between two looks at what the delay channel needs no more
+REWRITE_BYTES: Final = 64 * 1024 * 1024
+REWRITE_SHARE: Final = 4  # of what is read at a start, one in so many bytes is pending, beyond REWRITE_BYTES
+
+Refused = Callable[[DelayedMessage, str], Awaitable[None]]
+"""Keeps a message that its channel does not take, with the reason; returns once it is durable."""
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("tidewal.delays")
+
+
+@dataclass(slots=True)
+class DelayCounts:
+    """What a releaser has done since it was started."""
+
+    released: int = 0
+    refused: int = 0
+
+
+class Releaser:
+    """Releases what is due in the delay channel `channel`, which `owner` owns, as the source `source`. `refused` gets
+    what its channel does not take. `run` it in one task."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        owner: ChannelOwner,
+        channel: str,
+        source: str,
+        clock: HybridClock,
+        refused: Refused,
+        *,
+        buffer_bytes: int,
+    ) -> None:
+        self.counts: DelayCounts = DelayCounts()
+        self._wal, self._owner, self._channel, self._source = wal, owner, channel, source
+        self._clock, self._refused = clock, refused
+        self._buffer_bytes = buffer_bytes
+        self._buffer = DelayBuffer(buffer_bytes)
+        self._start_pass()
+
+    def _start_pass(self) -> None:
+        self._buffer = DelayBuffer(self._buffer_bytes, self._buffer.done)
+        self._reader = ChannelReader(self._channel, on_bad=self._bad)
+        self._read_bytes = 0
+        self._moved = asyncio.Event()  # more was read
+        self._truncated_s = self._clock.clock.monotonic()
+        self._rewritten_to = 0
+
+    @property
+    def pending(self) -> int:
+        """How many messages are known to be pending; those beyond the buffer are not counted."""
+        return len(self._buffer)
+
+    async def run(self) -> None:
+        """Release until cancelled. Errors that may pass are waited out; raises any other one."""
+        while True:
+            self._start_pass()
+            await self._patiently(self._run_pass)
+
+    async def _patiently(self, call: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of `call`, which is called again after errors that may pass."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return await call()
+            except TidewalError as error:
+                if not (error.retryable or isinstance(error, OutcomeUnknown)):
+                    raise
+                _log.info("delayed messages of %s wait: %s", self._channel, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _run_pass(self) -> None:
+        """Read the delay channel from its beginning, and release, until the buffer is exhausted."""
+        read = asyncio.create_task(self._read(), name=f"read {self._channel}")
+        try:
+            while not self._buffer.exhausted:
+                if read.done():
+                    read.result()
+                    return
+                time = await self._read_to_now(read)
+                await self._release_due(min(time, compose(self._clock.clock.wall_ms() + 1) - 1))
+                await self._tidy()
+                await self._until_due()
+        finally:
+            await ended(read)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        async with reading(self._wal, self._channel, From.EARLIEST) as batches:
+            async for entries in batches:
+                for record in self._reader.accept(entries):
+                    self._take(record)
+                self._read_bytes += sum(len(entry.payload) for entry in entries)
+                self._moved.set()
+
+    def _take(self, record: Record) -> None:
+        try:
+            message = read_delayed(record)
+        except BadRecord as error:
+            _log.error("a record of %s cannot be read: %s", self._channel, error)
+            return
+        if message is not None and not self._is_released(message):
+            self._buffer.add(Pending(message, record.id, self._read_bytes))
+
+    def _is_released(self, message: DelayedMessage) -> bool:
+        return message.id <= self._owner.source_offset(self._source, message.channel)
+
+    def _bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
+        _log.error("an entry of %s cannot be read: %s", channel, error)
+
+    async def _read_to_now(self, read: asyncio.Task[None]) -> int:
+        """A time up to which all that the delay channel will ever have was read."""
+        synced = await self._patiently(lambda: self._owner.sync([self._channel]))
+        id = synced.channels[self._channel].id
+        while self._reader.position[0] < id and not read.done():
+            self._moved.clear()
+            moved = asyncio.ensure_future(self._moved.wait())
+            await asyncio.wait({moved, read}, return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
+        if read.done():
+            read.result()
+            raise Unavailable(f"{self._channel} is read no further; retry")
+        return synced.time
+
+    async def _until_due(self) -> None:
+        """Wait until the next message is due, or another one was read."""
+        due = self._buffer.next_due
+        wait_s = LOOK_S if due is None else (due - compose(self._clock.clock.wall_ms())) / compose(1000)
+        self._moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(LOOK_S, max(LEAST_S, wait_s))):
+                await self._moved.wait()
+
+    # ---- releasing --------------------------------------------------------------------------------------------------
+
+    async def _release_due(self, upto: int) -> None:
+        """Append what is due, channel by channel side by side, in the order of ids within each."""
+        messages: list[DelayedMessage] | None = None
+        while messages is None or messages:
+            messages = self._buffer.hand_out(upto, RELEASED_AT_ONCE)
+            by_channel = groupby(sorted(messages, key=lambda each: (each.channel, each.id)), lambda each: each.channel)
+            async with asyncio.TaskGroup() as releases:
+                for channel, batch in by_channel:
+                    releases.create_task(self._release(channel, list(batch)))
+            self._buffer.finish()
+
+    async def _release(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
+        try:
+            await self._patiently(lambda: self._append(channel, messages))
+            self.counts.released += len(messages)
+        except (MessageTooLarge, ChannelNotFound) as error:
+            if len(messages) > 1:
+                for message in messages:
+                    await self._release(channel, [message])
+            else:
+                await self._refused(messages[0], str(error))
+                self.counts.refused += 1
+
+    async def _append(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
+        if channel not in self._owner.channels:
+            raise ChannelNotFound(f"{channel} is no channel of this owner any more", channel=channel)
+        after = self._owner.source_offset(self._source, channel)
+        records = [(each.id, each.record) for each in messages if each.record is not None]
+        await self._owner.append_from(self._source, channel, records, after=after)
+
+    # ---- what is needed no more -------------------------------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        """Let go of what the delay channel has below everything that is pending. Where that is little of it, the
+        pending ones at its beginning are written again, so that one that is due in a year keeps no year."""
+        now_s = self._clock.clock.monotonic()
+        if now_s - self._truncated_s < TRUNCATE_S:
+            return
+        self._truncated_s = now_s
+        await self._rewrite()
+        first = self._buffer.first_place or self._reader.position[0]
+        known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read
+        if first and known:
+            await self._wal.truncate(self._channel, min(first, known))
+
+    async def _rewrite(self) -> None:
+        kept = self._read_bytes - self._rewritten_to
+        if self._buffer.horizon is not None or kept < max(REWRITE_BYTES, REWRITE_SHARE * self._buffer.bytes):
+            return
+        self._rewritten_to = self._read_bytes
+        messages = self._buffer.before(self._rewritten_to)
+        for at in range(0, len(messages), RELEASED_AT_ONCE):
+            records = [(self._channel, rewritten(each)) for each in messages[at : at + RELEASED_AT_ONCE]]
+            await self._patiently(lambda records=records: self._owner.append(records))

@@ -1,0 +1,344 @@
+"""Delayed messages of a named producer: never early, in order, once, whatever becomes of who releases them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.named_producers import CHANNELS, CutOffWal, clock_of
+from tidewal.runtime.clock import HybridClock, physical_ms, to_datetime
+from tidewal.runtime.delays import releaser
+from tidewal.runtime.delays.delayed import DelayedId
+from tidewal.runtime.errors import InvalidRequest, TidewalError
+from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.wal import Append, Entry, From, OnAppended
+from tidewal.runtime.ownership import producer_delays
+from tidewal.runtime.ownership.producer import Producer, open_producer
+from tidewal.runtime.streams.channel_reader import ChannelReader
+from tidewal.runtime.streams.open_stream import open_stream
+from tidewal.runtime.testing.clock import VirtualClock, elapse, run_virtual
+from tidewal.runtime.testing.faults import Fault, FaultPlan, Rates
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+
+async def delivered(wal: MemoryWal, count: int, channels: list[str] = CHANNELS) -> list[Record]:
+    """The first `count` messages of the channels, in the order of time."""
+    stream = open_stream(wal, channels)
+    found: list[Record] = []
+    try:
+        async for pack in stream:
+            found += [record for record in pack.messages if record.type is RecordType.ROWS]
+            if len(found) >= count:
+                return found
+    finally:
+        await stream.close()
+    raise AssertionError("the log ended")
+
+
+async def first(batches: AsyncIterator[Sequence[Entry]]) -> AsyncIterator[Sequence[Entry]]:
+    """The first batch alone."""
+    yield await anext(batches)
+
+
+def test_messages_come_when_they_are_due_and_in_that_order():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            begun_ms = clock.wall_ms()
+            for after_s in (300, 5, 60, 0.2, 5):
+                await producer.schedule(
+                    [("orders-0", b"%g" % after_s), ("orders-1", b"%g" % after_s)], deliver_after_s=after_s
+                )
+            found = await delivered(wal, 10)
+            for name in CHANNELS:
+                assert [bytes(each.body) for each in found[0:2]] == [b"0.2", b"0.2"], name
+            assert [float(bytes(each.body)) for each in found] == sorted(float(bytes(each.body)) for each in found)
+            for each in found:
+                late_ms = physical_ms(each.ts) - begun_ms - 1000 * float(bytes(each.body))
+                assert 0 <= late_ms <= 100, late_ms
+
+    run_virtual(main(), clock)
+
+
+def test_what_was_cancelled_in_time_does_not_come():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            ids = await producer.schedule([("orders-0", b"%d" % each) for each in range(4)], deliver_after_s=5)
+            assert await producer.cancel(ids[1])
+            assert await producer.cancel(ids[1]), "the same answer each time"
+            assert [bytes(each.body) for each in await delivered(wal, 3)] == [b"0", b"2", b"3"]
+            assert not await producer.cancel(ids[2]), "it is there already"
+            with pytest.raises(InvalidRequest, match="no id of a delayed message"):
+                await producer.cancel(b"nothing")
+
+    run_virtual(main(), clock)
+
+
+def test_a_repeated_batch_has_the_ids_that_it_had():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        at = to_datetime(HybridClock(clock).now()) + timedelta(seconds=3)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            first = await producer.schedule([("orders-0", b"one")], deliver_at=at, sequence=1)
+            await asyncio.sleep(1)
+            assert await producer.schedule([("orders-0", b"one")], deliver_at=at, sequence=1) == first
+            with pytest.raises(InvalidRequest, match="is another one"):
+                await producer.schedule([("orders-0", b"one")], deliver_at=at + timedelta(seconds=1), sequence=1)
+            await producer.schedule([("orders-0", b"two")], deliver_at=at)
+            found = await delivered(wal, 2)
+        assert [bytes(each.body) for each in found] == [b"one", b"two"]
+        assert found[0].tags["tidewal.offset"] == first[0]
+        assert found[0].tags["tidewal.source"] == "producer-shop.delays"
+
+    run_virtual(main(), clock)
+
+
+def test_wrong_times_and_records_are_refused():
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS) as producer:
+            with pytest.raises(InvalidRequest, match="delays=True"):
+                await producer.schedule([("orders-0", b"one")], deliver_after_s=1)
+        async with open_producer(wal, "shop", CHANNELS, delays=True) as producer:
+            now = to_datetime(HybridClock().now())
+            tick = Record(RecordType.TIME_TICK)
+            for records, times, message in (
+                ([("orders-0", b"one")], {}, "either deliver_at or deliver_after_s"),
+                ([("orders-0", b"one")], {"deliver_after_s": 1.0, "deliver_at": now}, "either deliver_at"),
+                ([("orders-0", b"one")], {"deliver_at": now + timedelta(days=370)}, "366 days"),
+                ([("orders-0", b"one")], {"deliver_at": now.replace(tzinfo=None)}, "no time zone"),
+                ([("orders-0", b"one")], {"deliver_after_s": 1.0, "sequence": 1}, "needs deliver_at"),
+                ([("orders-0", tick)], {"deliver_after_s": 1.0}, "cannot be delayed"),
+                ([("invoices", b"one")], {"deliver_after_s": 1.0}, "not of this producer"),
+            ):
+                with pytest.raises(InvalidRequest, match=message):
+                    await producer.schedule(records, **times)
+
+    run_virtual(main())
+
+
+def test_what_is_due_while_nobody_is_there_comes_when_the_producer_is_back():
+    """Also where the name is opened without `delays`: they are acknowledged."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with open_producer(MemoryWal(log), "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            await producer.schedule([("orders-1", b"second")], deliver_after_s=20)
+            await producer.schedule([("orders-1", b"first")], deliver_after_s=10)
+        await asyncio.sleep(60)
+        async with open_producer(MemoryWal(log), "shop", [], clock=clock_of(clock)) as producer:
+            assert producer.channels == ("orders-0", "orders-1")
+            found = await delivered(MemoryWal(log), 2)
+        assert [bytes(each.body) for each in found] == [b"first", b"second"]
+
+    run_virtual(main(), clock)
+
+
+def test_what_its_channel_does_not_take_is_kept_as_a_dead_letter():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            await producer.schedule([("orders-0", b"gone"), ("orders-1", b"stays")], deliver_after_s=20)
+        await wal.drop_channel("orders-0")
+        async with open_producer(wal, "shop", ["orders-1"], clock=clock_of(clock), delays=True):
+            assert [bytes(each.body) for each in await delivered(wal, 1, ["orders-1"])] == [b"stays"]
+            [[letter]] = [entries async for entries in first(wal.read("producer-shop.dead_letters", From.EARLIEST))]
+        record = decode(letter.payload)
+        assert (record.tags["channel"], record.tags["reason"]) == ("orders-0", "due")
+        assert bytes(decode(record.body).body) == b"gone"
+
+    run_virtual(main(), clock)
+
+
+def test_more_messages_than_memory_come_in_order(monkeypatch: pytest.MonkeyPatch):
+    """What does not fit is read again when it is next; cancellations, too."""
+    monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 20 * 1024)
+    clock, draw = VirtualClock(), random.Random(11)
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            at = to_datetime(clock_of(clock).now()) + timedelta(seconds=100)
+            dues = draw.sample(range(300), 200)
+            ids = {
+                due: (await producer.schedule([("orders-0", b"%d" % due)], deliver_at=at + timedelta(seconds=due)))[0]
+                for due in dues
+            }
+            gone = set(draw.sample(dues, 50))
+            for due in gone:
+                assert await producer.cancel(ids[due])
+            assert producer.pending_delays <= 20
+            found = await delivered(wal, 150)
+            assert [int(bytes(each.body)) for each in found] == sorted(set(dues) - gone)
+            await asyncio.sleep(20)
+            assert producer.pending_delays == 0
+
+    run_virtual(main(), clock)
+
+
+def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch):
+    """The delay channel is let go of below what is pending, which is written again at its end."""
+    monkeypatch.setattr(releaser, "REWRITE_BYTES", 200_000)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            [far] = await producer.schedule([("orders-1", b"far")], deliver_after_s=500)
+            [never] = await producer.schedule([("orders-1", b"never")], deliver_after_s=400)
+            assert await producer.cancel(never)
+            for _ in range(30):
+                await producer.schedule([("orders-0", bytes(10))] * 500, deliver_after_s=3)
+                await asyncio.sleep(10)
+            kept = log.channels["producer-shop.delays"].entries
+            assert sum(len(entry.payload) for entry in kept) < 1_000_000
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock)):
+            [found] = await delivered(wal, 1, ["orders-1"])
+            assert found.tags["tidewal.offset"] == far
+
+    run_virtual(main(), clock)
+
+
+# ---- any schedule of crashes -----------------------------------------------------------------------------------------
+
+
+class DelaysPlan(FaultPlan):
+    """Faults of the appends to the messages' channels and to the delay channel."""
+
+    def decide(self, channel: str, *, ephemeral: bool) -> Fault:
+        watched = channel in CHANNELS or channel.endswith(".delays")
+        return super().decide(channel, ephemeral=ephemeral) if watched else Fault.NONE
+
+
+class WatchedWal(CutOffWal):
+    """Notes what would be sent before it is due."""
+
+    def __init__(self, log: MemoryLog, plan: FaultPlan, clock: VirtualClock) -> None:
+        super().__init__(log, plan)
+        self.clock = clock
+        self.early: list[str] = []
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        for entry in entries:
+            offset = decode(entry.payload).tags.get("tidewal.offset") if entry.channel in CHANNELS else None
+            if isinstance(offset, bytes) and physical_ms(DelayedId.from_bytes(offset).due) > self.clock.wall_ms():
+                self.early.append(f"{offset.hex()} at {self.clock.wall_ms()}")
+        super().submit(entries, done)
+
+
+class Scheduler:
+    """A process that schedules and cancels, and that may be killed or cut off."""
+
+    def __init__(self, log: MemoryLog, clock: VirtualClock, number: int, plan: FaultPlan) -> None:
+        self.wal = WatchedWal(log, plan, clock)
+        self.clock, self.number = HybridClock(clock), number
+        self.asked: dict[bytes, set[str]] = {}  # what its process was told of each body
+        self._random = random.Random(f"{plan.seed} {number}")
+        self.task = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        with suppress(TidewalError):  # the name was opened elsewhere
+            async with open_producer(self.wal, "shop", CHANNELS, clock=self.clock, delays=True) as producer:
+                for count in range(1000):
+                    await self._schedule(producer, b"%d.%d" % (self.number, count))
+                    await asyncio.sleep(self._random.uniform(0, 2))
+
+    async def _schedule(self, producer: Producer, body: bytes) -> None:
+        told = self.asked[body] = set()
+        channel, after_s = self._random.choice(CHANNELS), self._random.choice([0.0, 0.01, 0.5, 3.0, 30.0])
+        [id] = await producer.schedule([(channel, body)], deliver_after_s=after_s, deadline_s=1000)
+        told.add("stored")
+        if self._random.random() < 0.4:
+            await asyncio.sleep(self._random.choice([0.0, after_s]))
+            told.add("asked to cancel")
+            told.add("cancelled" if await producer.cancel(id, deadline_s=1000) else "late")
+
+    async def kill(self) -> None:
+        self.wal.cut_off = True
+        self.task.cancel()
+        await asyncio.wait({self.task}, timeout=0)
+
+
+def check_delivered(found: Sequence[Record], asked: dict[bytes, set[str]]) -> None:
+    """Each message that was stored is there once, unless it was cancelled in time."""
+    times = Counter(bytes(each.body) for each in found)
+    for body, told in asked.items():
+        if "cancelled" in told:
+            assert times[body] == 0, body
+        elif "late" in told or told == {"stored"}:
+            assert times[body] == 1, (body, told)
+        else:  # its process was killed before it was told
+            assert times[body] <= 1, (body, told)
+    assert set(times) <= set(asked)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["open", "cut off", "back", "kill", "wait"]), st.integers(0, 3), st.floats(0.1, 15)),
+    max_size=15,
+)
+
+
+@given(steps=STEPS, seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_none_is_early_lost_or_doubled_under_any_schedule(steps: list[tuple[str, int, float]], seed: int):
+    async def main(clock: VirtualClock) -> None:
+        log = MemoryLog()
+        plan = DelaysPlan(seed, Rates(fail=0.02, unknown=0.02, lost=0.02, delay=0.05))
+        everyone = [Scheduler(log, clock, 0, plan)]
+        await elapse(1.0)
+        for action, which, pause_s in steps:
+            one = everyone[which % len(everyone)]
+            if action == "open":
+                everyone.append(Scheduler(log, clock, len(everyone), plan))
+            elif action == "cut off":
+                one.wal.cut_off = True
+            elif action == "back":
+                one.wal.back()
+            elif action == "kill":
+                await one.kill()
+            await elapse(pause_s)
+        for one in everyone:
+            await one.kill()
+            one.wal.faults = None
+            one.wal.back()  # what it has sent arrives late
+        await asyncio.gather(*(one.task for one in everyone), return_exceptions=True)
+        async with open_producer(MemoryWal(log), "shop", CHANNELS, clock=clock_of(clock), delays=True) as last:
+            await elapse(60)
+            assert last.pending_delays == 0
+        found = [record for channel in CHANNELS for record in stored(log, channel)]
+        check_delivered(found, {body: told for one in everyone for body, told in one.asked.items()})
+        assert not [early for one in everyone for early in one.wal.early]
+        for channel in CHANNELS:
+            offsets = [record.tags["tidewal.offset"] for record in stored(log, channel)]
+            assert offsets == sorted(offsets), channel
+
+    clock = VirtualClock()
+    run_virtual(main(clock), clock)
+
+
+def stored(log: MemoryLog, channel: str) -> list[Record]:
+    """The messages of a channel that count, in its order."""
+    return [
+        each for each in ChannelReader(channel).accept(log.channels[channel].entries) if each.type is RecordType.ROWS
+    ]
