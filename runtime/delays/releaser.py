@@ -19,12 +19,12 @@ from typing import Final, TypeVar
 from ..clock import HybridClock, compose
 from ..errors import BadRecord, ChannelNotFound, MessageTooLarge, OutcomeUnknown, TidewalError, Unavailable
 from ..log.record import Record
-from ..log.wal import Entry, From, Wal
+from ..log.wal import Entry, From, FromId, Wal
 from ..ownership.channel_owner import ChannelOwner
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
 from ..waiting import ended
-from .buffer import DelayBuffer, Pending
+from .buffer import DelayBuffer, Pending, Place
 from .delayed import DelayedMessage, read_delayed, rewritten
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
@@ -75,8 +75,11 @@ class Releaser:
         self._start_pass()
 
     def _start_pass(self) -> None:
+        first = self._buffer.first_place
+        self._start = FromId(first.id, inclusive=True) if first is not None else From.EARLIEST
         self._buffer = DelayBuffer(self._buffer_bytes, self._buffer.done)
-        self._reader = ChannelReader(self._channel, on_bad=self._bad)
+        after = (first.term, first.cseq - 1) if first is not None else (0, 0)
+        self._reader = ChannelReader(self._channel, on_bad=self._bad, after=after)
         self._read_bytes = 0
         self._moved = asyncio.Event()  # more was read
         self._truncated_s = self._clock.clock.monotonic()
@@ -107,7 +110,7 @@ class Releaser:
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     async def _run_pass(self) -> None:
-        """Read the delay channel from its beginning, and release, until the buffer is exhausted."""
+        """Read the delay channel from the first that is pending, and release, until the buffer is exhausted."""
         read = asyncio.create_task(self._read(), name=f"read {self._channel}")
         try:
             while not self._buffer.exhausted:
@@ -124,7 +127,7 @@ class Releaser:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        async with reading(self._wal, self._channel, From.EARLIEST) as batches:
+        async with reading(self._wal, self._channel, self._start) as batches:
             async for entries in batches:
                 for record in self._reader.accept(entries):
                     self._take(record)
@@ -138,7 +141,7 @@ class Releaser:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
             return
         if message is not None and not self._is_released(message):
-            self._buffer.add(Pending(message, record.id, self._read_bytes))
+            self._buffer.add(Pending(message, Place(record.id, record.term, record.cseq), self._read_bytes))
 
     def _is_released(self, message: DelayedMessage) -> bool:
         return message.id <= self._owner.source_offset(self._source, message.channel)
@@ -211,10 +214,11 @@ class Releaser:
             return
         self._truncated_s = now_s
         await self._rewrite()
-        first = self._buffer.first_place or self._reader.position[0]
+        first = self._buffer.first_place
+        needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read
-        if first and known:
-            await self._wal.truncate(self._channel, min(first, known))
+        if needed and known:
+            await self._wal.truncate(self._channel, min(needed, known))
 
     async def _rewrite(self) -> None:
         kept = self._read_bytes - self._rewritten_to
