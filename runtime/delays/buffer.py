@@ -108,15 +108,16 @@ class DelayBuffer:
     def _leave_out(self, pending: Pending) -> None:
         self._left_out = pending.place if self._left_out is None else min(self._left_out, pending.place)
 
-    def hand_out(self, upto: int, count: int) -> list[DelayedMessage]:
-        """The first messages, `count` at most, with an effective due time at or below `upto`, each once. Cancelled ones
-        are passed over. Call `finish` when the messages are released."""
+    def hand_out(self, upto: int, count: int, size: int) -> list[DelayedMessage]:
+        """The first messages with an effective due time at or below `upto`, each once: at most `count`, and no more
+        once they have `size` bytes. Cancelled ones are passed over. Call `finish` when the messages are released."""
         found: list[DelayedMessage] = []
-        while len(found) < count and (next_due := self.next_due) is not None and next_due <= upto:
+        while len(found) < count and size > 0 and (next_due := self.next_due) is not None and next_due <= upto:
             self._handed_out.append(id := heapq.heappop(self._order))
-            message = self._pending[id].message
-            if message.record is not None:
-                found.append(message)
+            pending = self._pending[id]
+            if pending.message.record is not None:
+                found.append(pending.message)
+                size -= pending.size
         return found
 
     def finish(self) -> None:
@@ -126,6 +127,16 @@ class DelayBuffer:
         self.done = max([self.done, *self._handed_out[-1:]])
         self._handed_out = []
 
-    def before(self, at: int) -> list[DelayedMessage]:
-        """What was read where less than `at` bytes of the channel had been read, in the order of release."""
-        return [self._pending[id].message for id in sorted(self._pending) if self._pending[id].at < at]
+    def batches_before(self, at: int, count: int, size: int) -> list[list[DelayedMessage]]:
+        """What was read behind less than `at` bytes of the channel, in batches of at most `count`, which end once they
+        have `size` bytes."""
+        batches: list[list[DelayedMessage]] = []
+        left = 0
+        for pending in self._pending.values():
+            if pending.at < at:
+                if left <= 0 or len(batches[-1]) >= count:
+                    batches.append([])
+                    left = size
+                batches[-1].append(pending.message)
+                left -= pending.size
+        return batches

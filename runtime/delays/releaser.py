@@ -28,6 +28,7 @@ from .buffer import DelayBuffer, Pending, Place
 from .delayed import DelayedMessage, read_delayed, rewritten
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
+RELEASED_BYTES: Final = 4 * 1024 * 1024  # about: below what every log takes at once
 LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
 LEAST_S: Final = 0.001  # between two looks, where log time is behind the wall clock
 FIRST_PAUSE_S: Final = 0.05
@@ -72,7 +73,7 @@ class Releaser:
         self._clock, self._refused = clock, refused
         self._buffer_bytes = buffer_bytes
         self._buffer = DelayBuffer(buffer_bytes)
-        self._start_pass()
+        self._start_pass()  # so that there is one
 
     def _start_pass(self) -> None:
         first = self._buffer.first_place
@@ -93,7 +94,6 @@ class Releaser:
     async def run(self) -> None:
         """Release until cancelled. Errors that may pass are waited out; raises any other one."""
         while True:
-            self._start_pass()
             await self._patiently(self._run_pass)
 
     async def _patiently(self, call: Callable[[], Awaitable[Result]]) -> Result:
@@ -111,6 +111,7 @@ class Releaser:
 
     async def _run_pass(self) -> None:
         """Read the delay channel from the first that is pending, and release, until the buffer is exhausted."""
+        self._start_pass()
         read = asyncio.create_task(self._read(), name=f"read {self._channel}")
         try:
             while not self._buffer.exhausted:
@@ -140,7 +141,7 @@ class Releaser:
         except BadRecord as error:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
             return
-        if message is not None and not self._is_released(message):
+        if message is not None and record.term and not self._is_released(message):
             self._buffer.add(Pending(message, Place(record.id, record.term, record.cseq), self._read_bytes))
 
     def _is_released(self, message: DelayedMessage) -> bool:
@@ -178,11 +179,12 @@ class Releaser:
         """Append what is due, channel by channel side by side, in the order of ids within each."""
         messages: list[DelayedMessage] | None = None
         while messages is None or messages:
-            messages = self._buffer.hand_out(upto, RELEASED_AT_ONCE)
+            messages = self._buffer.hand_out(upto, RELEASED_AT_ONCE, RELEASED_BYTES)
             by_channel = groupby(sorted(messages, key=lambda each: (each.channel, each.id)), lambda each: each.channel)
-            async with asyncio.TaskGroup() as releases:
-                for channel, batch in by_channel:
-                    releases.create_task(self._release(channel, list(batch)))
+            releases = [self._release(channel, list(batch)) for channel, batch in by_channel]
+            for result in await asyncio.gather(*releases, return_exceptions=True):
+                if result is not None:
+                    raise result
             self._buffer.finish()
 
     async def _release(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
@@ -225,7 +227,7 @@ class Releaser:
         if self._buffer.horizon is not None or kept < max(REWRITE_BYTES, REWRITE_SHARE * self._buffer.bytes):
             return
         self._rewritten_to = self._read_bytes
-        messages = self._buffer.before(self._rewritten_to)
-        for at in range(0, len(messages), RELEASED_AT_ONCE):
-            records = [(self._channel, rewritten(each)) for each in messages[at : at + RELEASED_AT_ONCE]]
-            await self._patiently(lambda records=records: self._owner.append(records))
+        for messages in self._buffer.batches_before(self._rewritten_to, RELEASED_AT_ONCE, RELEASED_BYTES):
+            records = [(self._channel, rewritten(each)) for each in messages]
+            with suppress(MessageTooLarge):  # it stays where it is: with its id it may be a little larger
+                await self._patiently(lambda records=records: self._owner.append(records))

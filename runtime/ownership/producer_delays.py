@@ -18,6 +18,8 @@ from ..log.wal import Append, ChannelPolicy, Wal
 from ..waiting import ended
 from .channel_owner import ChannelOwner
 
+ROOM_BYTES = 1024  # for what a message bears in its channel beside what it bears in the delay channel
+
 _LETTERS_POLICY = ChannelPolicy(max_message_bytes=MAX_RECORD_BYTES)
 _log = logging.getLogger("tidewal.delays")
 
@@ -37,7 +39,8 @@ class ProducerDelays:
         """The policy of a channel of the producer: what is pending is removed by no retention."""
         if channel != self.channel:
             return policy
-        return ChannelPolicy(retention_s=None, max_message_bytes=policy.max_message_bytes)
+        largest = max(ROOM_BYTES, policy.max_message_bytes - ROOM_BYTES)
+        return ChannelPolicy(retention_s=None, max_message_bytes=largest)
 
     def records(self, batch: Sequence[tuple[str, Record]], due_ms: int) -> list[tuple[str, Record]]:
         """What is stored for a batch that is due at `due_ms`."""
@@ -72,10 +75,13 @@ class ProducerDelays:
     async def _release(self, releaser: Releaser, failed: Callable[[TidewalError], Awaitable[None]]) -> None:
         try:
             await releaser.run()
-        except TidewalError as error:
-            _log.error("the producer %s cannot release delayed messages: %s", self._name, error)
+        except Exception as error:
+            _log.exception("the producer %s cannot release delayed messages", self._name)
             self._releasing = None  # it ends itself
-            await failed(error)
+            known = isinstance(error, TidewalError)
+            await failed(
+                error if known else TidewalError(f"delayed messages of {self._name} cannot be sent: {error!r}")
+            )
 
     async def stop(self) -> None:
         """Release nothing more."""

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.named_producers import CHANNELS, CutOffWal, clock_of
 from tidewal.runtime.clock import HybridClock, physical_ms, to_datetime
 from tidewal.runtime.delays import releaser
-from tidewal.runtime.delays.delayed import DelayedId
+from tidewal.runtime.delays.delayed import DelayedId, cancellation, delayed_record
 from tidewal.runtime.errors import InvalidRequest, TidewalError
-from tidewal.runtime.log.record import Record, RecordType, decode
+from tidewal.runtime.log.record import Record, RecordType, decode, stamp
 from tidewal.runtime.log.wal import Append, Entry, From, OnAppended
 from tidewal.runtime.ownership import producer_delays
 from tidewal.runtime.ownership.producer import Producer, open_producer
@@ -168,6 +168,43 @@ def test_what_its_channel_does_not_take_is_kept_as_a_dead_letter():
         assert bytes(decode(record.body).body) == b"gone"
 
     run_virtual(main(), clock)
+
+
+def test_what_others_write_into_the_delay_channel_is_passed_over(caplog: pytest.LogCaptureFixture):
+    clock = VirtualClock()
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            [id] = await producer.schedule([("orders-0", b"one")], deliver_after_s=5)
+            now = HybridClock(clock).now()
+            for foreign in (delayed_record("orders-0", Record(RecordType.ROWS), 0), cancellation(id)):
+                await wal.append("producer-shop.delays", stamp(foreign, now, 0, 0))
+            await wal.append("producer-shop.delays", b"rubbish")
+            assert [bytes(each.body) for each in await delivered(wal, 1)] == [b"one"]
+
+    run_virtual(main(), clock)
+    assert "cannot be read" in caplog.text
+
+
+def test_a_fault_in_releasing_ends_the_producer(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """It does not go on as if nothing were due."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            monkeypatch.setattr(releaser, "groupby", None)
+            await producer.schedule([("orders-0", b"one")], deliver_after_s=1)
+            await asyncio.sleep(10)
+            with pytest.raises(TidewalError, match="cannot be sent"):
+                await producer.send([("orders-0", b"two")])
+        monkeypatch.undo()
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock)):
+            assert [bytes(each.body) for each in await delivered(wal, 1)] == [b"one"]
+
+    run_virtual(main(), clock)
+    assert "cannot release delayed messages" in caplog.text
 
 
 def test_more_messages_than_memory_come_in_order(monkeypatch: pytest.MonkeyPatch):
