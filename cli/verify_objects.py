@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..adapters.objects.check.findings import PartReport
 
 DAMAGED = 1  # exit status of a check of stored data
+UNCHECKED = 2  # ... that has found no damage, and has not seen all
 COLUMNS = ("part", "state", "objects", "entries", "bytes")
 
 
@@ -30,18 +31,20 @@ def objects(
     of epochs, the order of ids, and checkpoints and runs against the blocks that they replace, as far as these remain.
 
     It reads the store, not the owner, which may write meanwhile, and needs the right to get and to list. Exits with 0
-    when all is intact, with 1 when something is damaged.
+    when all is intact, with 1 when something is damaged, with 2 when an owner deleted something before it was read
+    whose entries lie elsewhere now: run it again.
     """
     reports = asyncio.run(_reports(url))
-    damaged = sum(report.state == "damaged" for report in reports)
+    damaged, unchecked = (sum(report.state == state for report in reports) for state in ("damaged", "unchecked"))
     verdict = {
-        "intact": not damaged,
+        "intact": not (damaged or unchecked),
         "parts": len(reports),
         "objects": sum(report.objects for report in reports[:-1]),  # the last are the channels
         "bytes": sum(report.bytes for report in reports[:-1]),
         "entries": reports[-1].entries,
         "gone": sum(report.gone for report in reports),
         "damaged_parts": damaged,
+        "unchecked_parts": unchecked,
     }
     if as_json:
         for report in reports:
@@ -49,11 +52,12 @@ def objects(
         typer.echo(json.dumps(verdict))
     else:
         _print(reports)
-        outcome = f"damaged: {damaged} of {len(reports)} parts" if damaged else "intact"
+        found = ((damaged, "damaged"), (unchecked, "not wholly checked"))
+        outcome = ", ".join(f"{what}: {number} of {len(reports)} parts" for number, what in found if number) or "intact"
         counts = "{objects:,} objects, {entries:,} entries, {bytes:,} bytes".format_map(verdict)
         typer.echo(f"{outcome}; {counts}; {verdict['gone']} deleted meanwhile")
-    if damaged:
-        raise typer.Exit(DAMAGED)
+    if damaged or unchecked:
+        raise typer.Exit(DAMAGED if damaged else UNCHECKED)
 
 
 async def _reports(url: str) -> Sequence[PartReport]:
@@ -69,10 +73,11 @@ async def _reports(url: str) -> Sequence[PartReport]:
 
 
 def _print(reports: Sequence[PartReport]) -> None:
-    """The parts as a table, and below it what is wrong in which of them."""
+    """The parts as a table, and below it what is wrong, or was not checked, in which of them."""
     print_rows(COLUMNS, map(asdict, reports))
     for report in reports:
-        for finding in report.findings:
-            typer.echo(f"{finding.key}  {finding.what}")
-        if report.more_findings:
-            typer.echo(f"{report.part}  … {report.more_findings:,} more")
+        for findings, more in ((report.findings, report.more_findings), (report.unchecked, report.more_unchecked)):
+            for finding in findings:
+                typer.echo(f"{finding.key}  {finding.what}")
+            if more:
+                typer.echo(f"{report.part}  … {more:,} more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from ....runtime.errors import CorruptLog
 from ..checkpoint import HEADER_BYTES, decode_checkpoint, place_of
@@ -24,6 +25,7 @@ class CheckpointCheck:
         self.report: PartReport = PartReport("checkpoints")
         self.newest: LogState = LogState()  # of the newest that can be read
         self._coming: list[tuple[tuple[int, int], str]] = []  # places and keys, the next one last
+        self._kept: dict[str, bytes] = {}  # read by `look`: those from the newest that can be read on
 
     async def look(self) -> None:
         """Find those that there are."""
@@ -42,12 +44,14 @@ class CheckpointCheck:
             if found and place < found[-1][0]:
                 self.report.found(key, f"it is of an earlier place than {found[-1][1]}")
             found.append((place, key))
-        for _, key in reversed(found):
-            newest = await self._load(key, report=False)
-            if newest is not None:
-                self.newest = newest
-                break
         self._coming = sorted(found, reverse=True)
+        for _, key in reversed(found):
+            data = await self._objects.store.get(key)
+            if data is not None:
+                self._kept[key] = data  # an owner may delete it before its turn comes
+                with suppress(CorruptLog):
+                    self.newest = decode_checkpoint(data, key, self._objects.log)
+                    break
 
     async def upto(self, place: tuple[int, int]) -> None:
         """Check those up to a place, before which no block is left to apply."""
@@ -65,18 +69,16 @@ class CheckpointCheck:
             elif found.place > self._state.place:
                 self._state.become(found)
 
-    async def _load(self, key: str, *, report: bool = True) -> LogState | None:
+    async def _load(self, key: str) -> LogState | None:
         """The state of a checkpoint, None where it is damaged or gone."""
-        data = await self._objects.store.get(key)
-        self.report.gone += report and data is None
+        data = self._kept.pop(key, None) or await self._objects.store.get(key)
         if data is None:
+            self.report.gone += 1
             return None
-        if report:
-            self.report.objects += 1
-            self.report.bytes += len(data)
+        self.report.objects += 1
+        self.report.bytes += len(data)
         try:
             return decode_checkpoint(data, key, self._objects.log)
         except CorruptLog as error:
-            if report:
-                self.report.found(key, error.message)
+            self.report.found(key, error.message)
             return None

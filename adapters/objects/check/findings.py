@@ -9,7 +9,7 @@ MAX_FINDINGS = 100  # of one part; what is over that is counted
 
 @dataclass(frozen=True, slots=True)
 class ObjectFinding:
-    """Something wrong with the object under `key`."""
+    """Something wrong with the object under `key`, or something of it that was not checked."""
 
     key: str
     what: str
@@ -17,8 +17,9 @@ class ObjectFinding:
 
 @dataclass(slots=True)
 class PartReport:
-    """What one part of the log holds: its claims, an epoch, its runs, its checkpoints, or its channels. `state` is "ok"
-    or "damaged"; `gone` objects were deleted while the log was read."""
+    """What one part of the log holds: its claims, an epoch, its runs, its checkpoints, or its channels. `state` is
+    "ok", "damaged", or else "unchecked" where the check missed some of it. `gone` objects were deleted while the log
+    was read, which leaves nothing unchecked where they were garbage when it began."""
 
     part: str
     state: str = "ok"
@@ -28,6 +29,8 @@ class PartReport:
     gone: int = 0
     findings: list[ObjectFinding] = field(default_factory=list[ObjectFinding])
     more_findings: int = 0
+    unchecked: list[ObjectFinding] = field(default_factory=list[ObjectFinding])
+    more_unchecked: int = 0
 
     def found(self, key: str, what: str) -> None:
         """Add a finding, up to `MAX_FINDINGS`; the part counts as damaged."""
@@ -36,3 +39,12 @@ class PartReport:
             self.findings.append(ObjectFinding(key, what))
         else:
             self.more_findings += 1
+
+    def missed(self, key: str, what: str) -> None:
+        """Add something that was not checked, up to `MAX_FINDINGS`."""
+        if self.state == "ok":
+            self.state = "unchecked"
+        if len(self.unchecked) < MAX_FINDINGS:
+            self.unchecked.append(ObjectFinding(key, what))
+        else:
+            self.more_unchecked += 1

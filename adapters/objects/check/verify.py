@@ -4,6 +4,9 @@ The blocks are applied in order, as a process that opens the log does with the l
 compared with what the blocks before it have come to, as far as they are there, and each run with the blocks that it
 replaces. An owner may write meanwhile: what it puts later is not looked at, and what it deletes is no damage. Memory is
 bounded by the number of sections, as in any process that has the log open.
+
+Meanwhile an owner may move entries into a new run, or make a new checkpoint, and delete what the check was still to
+read. The report says then that it is unchecked: where its entries lie now is not looked at.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class LogCheck:
         self._check_missing()
         if self._followed:
             self._check_channels()
+        else:
+            self._channels.missed(block_key(*self._state.place), self._not_followed())
         return [self._claims, *epochs, self._checkpoints.report, self._runs.report, self._channels]
 
     async def _listed(self, folder: str) -> list[str]:
@@ -87,8 +92,9 @@ class LogCheck:
 
     @property
     def _followed(self) -> bool:
-        """Whether the state is that after the last block."""
-        return self._state.place >= self._chain.place
+        """Whether the state is that after the last block that was listed."""
+        lost = any(place_of_block(key) >= self._state.place for key in self._chain.gone)
+        return self._state.place >= self._chain.place and not lost
 
     async def _check_claims(self) -> Mapping[int, bytes | None]:
         """The process that has claimed each epoch, None where its claim is damaged."""
@@ -120,10 +126,16 @@ class LogCheck:
                 first = max(numbers.start, needed[1]) if epoch == needed[0] else numbers.start
                 report.found(block_key(epoch, first), f"blocks {first} to {lacking[-1]} are missing")
 
+    def _not_followed(self) -> str:
+        deleted = block_key(*self._state.place) in self._chain.gone
+        how = "it was deleted before it was read" if deleted else "it is missing or damaged"
+        return f"{how}: the channels as they are behind it are not checked"
+
     def _check_channels(self) -> None:
         """Whether all entries are where the state says."""
         tables = self._chain.tables | self._runs.tables
-        known = {finding.key for finding in self._runs.report.findings} | self._runs.gone | self._chain.gone
+        gone = self._runs.gone | self._chain.gone
+        known = {finding.key for finding in self._runs.report.findings} | gone
         for channel in self._state.channels():
             self._channels.objects += 1
             for fault in order_faults(channel):
@@ -132,6 +144,9 @@ class LogCheck:
                 self._channels.entries += section.row.entries
                 self._channels.bytes += section.row.length
                 table = tables.get(section.key)
+                if section.key in gone:
+                    entries = f"its {section.row.entries} entries of channel {channel.name} are not checked"
+                    self._channels.missed(section.key, f"it was deleted before it was read: {entries}")
                 if table is None and section.key not in known:
                     self._channels.found(section.key, f"it is missing, and has entries of channel {channel.name}")
                 elif table is not None and section.row not in table:

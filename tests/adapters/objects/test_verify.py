@@ -350,14 +350,57 @@ def test_a_block_that_one_list_lacks_is_no_fault() -> None:
     assert findings(run_virtual(verify_objects(LackingStore(log.objects)))) == []
 
 
-def test_runs_that_are_deleted_behind_the_list_are_no_fault() -> None:
-    class DeletingStore(SimulatedStore):
-        async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
-            if key.startswith("run/"):
-                self.objects.bodies.pop(key, None)
-            return await super().get(key, start, end)
+class DeletingStore(SimulatedStore):
+    """What lies below `folder` is deleted before a read of it, behind so many `reads`."""
 
-    assert findings(run_virtual(verify_objects(DeletingStore(made(keep=False).objects)))) == []
+    def __init__(self, objects: Objects, folder: str, reads: int = 0) -> None:
+        super().__init__(objects)
+        self._folder, self._reads = folder, reads
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
+        if key.startswith(self._folder):
+            self._reads -= 1
+            if self._reads < 0:
+                self.objects.bodies.pop(key, None)
+        return await super().get(key, start, end)
+
+
+def unchecked(reports: Sequence[PartReport]) -> dict[str, set[str]]:
+    """The keys of what was not checked, by part."""
+    return {report.part: {each.key for each in report.unchecked} for report in reports if report.state == "unchecked"}
+
+
+def test_entries_of_runs_that_are_deleted_behind_the_list_are_unchecked() -> None:
+    log = made(keep=False)
+    runs = set(log.keys("run/"))
+    reports = run_virtual(verify_objects(DeletingStore(log.objects, "run/")))
+    assert findings(reports) == []
+    assert runs
+    assert unchecked(reports) == {"channels": runs}
+
+
+def test_channels_behind_blocks_that_are_deleted_before_they_are_read_are_unchecked() -> None:
+    log = made()
+    last = log.keys("l0/")[-1]
+    reports = run_virtual(verify_objects(DeletingStore(log.objects, last)))
+    assert findings(reports) == []
+    assert unchecked(reports) == {"channels": {last}}
+
+
+def test_garbage_that_is_deleted_before_it_is_read_leaves_nothing_unchecked() -> None:
+    log = made()
+    reports = run_virtual(verify_objects(DeletingStore(log.objects, f"l0/{1:016x}/{0:016x}")))
+    assert [(report.part, report.gone) for report in reports if report.gone] == [("epoch 1", 1)]
+    assert (findings(reports), unchecked(reports)) == ([], {})
+
+
+def test_the_newest_checkpoint_is_read_once_and_counts_when_it_is_deleted_then() -> None:
+    log = made()
+    newest = log.keys("checkpoint/")[-1]
+    header_and_whole = 2
+    reports = run_virtual(verify_objects(DeletingStore(log.objects, newest, header_and_whole)))
+    assert newest in log.bodies
+    assert (findings(reports), unchecked(reports)) == ([], {})
 
 
 def test_keys_of_another_form_are_not_of_the_log() -> None:
