@@ -212,6 +212,9 @@ class GroupConsumer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_session()
+
+    async def _end_session(self) -> None:
         with suppress(Unavailable, Closed, Fenced):  # then the session is over, or times out
             await self._coordinator.leave(self._group, self._id)
 
@@ -442,8 +445,10 @@ class GroupConsumer:
             self._track(task)
 
     def _fail(self, error: Exception) -> None:
+        """Raise the error in the iteration from now on, and keep no channel that others may have."""
         self._fatal = error
         self._drop_all()
+        self._spawn(self._end_session())
         self._wake()
 
     def _end(self) -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from tests.adapters.objects.linked_processes import LinkedProcesses
+import pytest
+
+from tests.adapters.objects.linked_processes import LinkedProcess, LinkedProcesses
 from tests.adapters.objects.processes import LEASE_S, QUICK, entries_of
 from tests.adapters.objects.test_links import linked
 from tidewal.adapters.objects.link.messages import pack
 from tidewal.adapters.objects.log_objects import block_key
-from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.errors import ChannelNotFound, Unavailable
 from tidewal.runtime.testing.clock import elapse
+
+
+def kept_alive(process: LinkedProcess) -> list[str]:
+    """The groups whose members in this process send heartbeats."""
+    routed = process.wal._routed_groups
+    assert routed is not None
+    return [group for group, _ in routed._heartbeat._timeouts_s]
 
 
 @linked
@@ -194,22 +203,36 @@ async def test_sessions_are_kept_alive_over_another_link(processes: LinkedProces
     await processes.owner("a")
     worker = await processes.open(1)
     member, other = [await worker.wal.join(group, ["a"], session_timeout_s=3) for group in ("g", "h")]
-
-    def kept() -> list[str]:
-        routed = worker.wal._routed_groups
-        assert routed is not None
-        return [group for group, _ in routed._heartbeat._timeouts_s]
-
     first = worker.wal._links.route.link
     assert first is not None
     first.end(Unavailable("it is cut"))
     await elapse(2)
     assert worker.wal._links.route.link not in (None, first)
-    assert kept() == ["g", "h"]
+    assert kept_alive(worker) == ["g", "h"]
     second = worker.wal._links.route.link
     assert second is not None
     second.end(Unavailable("it is cut"))
     await other.aclose()
     await elapse(2)
-    assert kept() == ["g"], "one that left while there was no link"
+    assert kept_alive(worker) == ["g"], "one that left while there was no link"
     await member.aclose()
+
+
+@linked
+async def test_a_member_that_may_not_join_again_ends_its_session(processes: LinkedProcesses) -> None:
+    """Where its heartbeats went on it would have channels that none reads."""
+    owner = await processes.owner("a", "b")
+    worker = await processes.open(1, may_own=False)
+    joined = [await worker.wal.join(group, [name], session_timeout_s=3) for group, name in (("g", "a"), ("h", "b"))]
+    member, other = joined
+    await owner.wal.drop_channel("a")
+    processes.kill(owner)
+    successor = await processes.open(2)
+    await successor.wal.append("b", b"successor")
+    await elapse(5)
+    with pytest.raises(ChannelNotFound):
+        await anext(member)
+    with pytest.raises(ChannelNotFound):
+        await anext(member)
+    assert kept_alive(worker) == ["h"]
+    assert [bytes(entry.payload) for entry in (await anext(other)).entries] == [b"successor"]
