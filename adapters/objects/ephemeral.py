@@ -117,10 +117,11 @@ class EphemeralChannels:
         return found
 
     def append(self, channel: StoredChannel, entry: Append) -> bytes:
-        """Append an entry; its id."""
+        """Append an entry; its id. It is not kept where the channel was dropped while the entry waited for a block."""
         id = encode_id(FIRST_EPOCH + self._epoch, next(self._numbers))
-        self.of(channel).add(Entry(id, entry.timestamp, bytes(entry.payload)))
-        self._added()
+        if not channel.dropped:
+            self.of(channel).add(Entry(id, entry.timestamp, bytes(entry.payload)))
+            self._added()
         return id
 
     def forget(self, state: LogState) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
-from ...runtime.errors import ChannelNotFound, InvalidRequest, Overloaded, Unavailable
-from ...runtime.log.checks import not_found
+from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, Unavailable
 from ...runtime.log.wal import Entry, Start
 from ..rocksmq.protocol import decode_start, encode_start
-from .ephemeral import EphemeralChannels
+from .ephemeral import EphemeralChannel, EphemeralChannels
 from .link.owner_route import OwnerRoute
 from .log_state import LogState
 from .news import News
@@ -19,54 +18,67 @@ from .ownership import Ownership
 from .stored_channel import StoredChannel
 
 WAIT_S: Final = 20.0  # how long one question waits at the owner for more entries
+UNKNOWN_S: Final = 5.0  # how long a question waits for its channel to be known to the owner
 RETRY_S: Final = 1.0  # after which it is asked again at the latest, where no owner has answered
 
 
 class EphemeralAccess:
-    """What processes ask of the ephemeral channels, and what the owner answers."""
+    """What processes ask of the ephemeral channels, and what the owner answers. They are named by their numbers: one
+    that was dropped, and made again under its name, is another one. All that asks raises `ChannelNotFound` where the
+    owner says that the channel was dropped."""
 
     def __init__(
-        self, state: LogState, memory: EphemeralChannels, ownership: Ownership, route: OwnerRoute, news: News
+        self,
+        state: LogState,
+        memory: EphemeralChannels,
+        ownership: Ownership,
+        route: OwnerRoute,
+        news: News,
+        closed: Callable[[], bool],
+        changes: Callable[[], Awaitable[None]],
     ) -> None:
+        """`changes` returns when there may be another owner."""
         self._state, self._memory, self._ownership, self._route, self._news = state, memory, ownership, route, news
+        self._closed, self._changes = closed, changes
 
     # ---- asking ------------------------------------------------------------------------------------------------------
 
-    async def ends(self, channel: str) -> tuple[bytes | None, bytes | None]:
+    async def ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None]:
         """The ids of the first and of the last entry, None where there is none, or no owner answers."""
         with suppress(Unavailable):
-            first, latest = await self._ask("ends", channel)
+            first, latest = await self._ask("ends", channel.number)
             return first, latest
         return None, None
 
-    async def id_at(self, channel: str, timestamp: int) -> bytes | None:
+    async def id_at(self, channel: StoredChannel, timestamp: int) -> bytes | None:
         """`Wal.id_at`."""
-        return await self._ask("at", channel, timestamp)
+        return await self._ask("at", channel.number, timestamp)
 
-    async def truncate(self, channel: str, id: bytes) -> None:
+    async def truncate(self, channel: StoredChannel, id: bytes) -> None:
         """`Wal.truncate`."""
-        await self._ask("truncate", channel, id)
+        await self._ask("truncate", channel.number, id)
 
-    async def read(
-        self, channel: str, start: Start, closed: Callable[[], bool], changes: Callable[[], Awaitable[None]]
-    ) -> AsyncIterator[Sequence[Entry]]:
-        """`Wal.read`. While no owner answers, or has no room for the question, it waits for `changes`. Entries that an
+    async def start(self, channel: StoredChannel, start: Start) -> bytes:
+        """The id behind which a reader begins, from an owner that answers. Raises `PositionLost`."""
+        return await self._until_answered("start", channel.number, encode_start(start))
+
+    async def following(self, channel: StoredChannel, behind: bytes) -> Sequence[Entry]:
+        """The next entries behind an id, from an owner that answers; none where none came for a while. Entries that an
         owner had when it ended are passed over."""
-        begun: tuple[int, bytes] | None = None
-        while not closed():
+        found = await self._until_answered("following", channel.number, behind, wait_s=WAIT_S)
+        return [Entry(*each) for each in found]
+
+    async def _until_answered(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
+        """The answer of an owner that has room for the question. Raises `Closed`."""
+        while True:
+            if self._closed():
+                raise Closed("the log is closed")
             try:
-                if begun is None:
-                    number, behind = await self._ask("start", channel, encode_start(start))
-                    begun = number, behind
-                found = await self._ask("following", *begun, wait_s=WAIT_S)
+                return await self._ask(method, *arguments, wait_s=wait_s)
             except (Unavailable, Overloaded):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
-                        await changes()
-                continue
-            if found and not closed():
-                begun = begun[0], found[-1][0]
-                yield [Entry(*each) for each in found]
+                        await self._changes()
 
     async def _ask(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
         if wait_s:
@@ -83,42 +95,44 @@ class EphemeralAccess:
     async def answer(self, question: Sequence[Any]) -> Any:
         """The owner's answer, as msgpack takes it. Raises `ChannelNotFound`, `PositionLost` and `InvalidRequest`."""
         match question:
-            case ["ends", str(channel)]:
-                found = self._memory.of(self._channel(channel))
+            case ["ends", int(number)]:
+                found = await self._channel(number)
                 return found.first_id, found.latest
-            case ["at", str(channel), int(timestamp)]:
-                return self._memory.of(self._channel(channel)).at(timestamp)
-            case ["truncate", str(channel), bytes(id)]:
-                return self._memory.of(self._channel(channel)).remove_before(id)
-            case ["start", str(channel), list()]:
-                stored = self._channel(channel)
+            case ["at", int(number), int(timestamp)]:
+                return (await self._channel(number)).at(timestamp)
+            case ["truncate", int(number), bytes(id)]:
+                return (await self._channel(number)).remove_before(id)
+            case ["start", int(number), list()]:
                 where = decode_start(cast("list[Any]", question[2]))
                 if isinstance(where, int):
                     raise InvalidRequest("the request names no start")
-                return stored.number, self._memory.of(stored).start(where)
+                return (await self._channel(number)).start(where)
             case ["following", int(number), bytes(behind), int() | float() as wait_s]:
                 return await self._following(number, behind, min(wait_s, WAIT_S))
             case _:
                 raise InvalidRequest("no question about ephemeral channels")
 
-    def _channel(self, name: str) -> StoredChannel:
-        found = self._state.names.get(name)
-        if found is None or not found.policy.ephemeral:
-            raise not_found(name)
-        return found
+    async def _channel(self, number: int) -> EphemeralChannel:
+        """The channel with this number. A process that reads the store may know it before the owner does, whose block
+        is there and which has no answer yet."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNKNOWN_S):
+                while self._state.highest < number:
+                    await self._news.wait()
+        return self._now(number)
 
     async def _following(self, number: int, behind: bytes, wait_s: float) -> list[tuple[bytes, int, bytes]]:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                while not (found := self._now(number, behind)):
+                while not (found := (await self._channel(number)).behind(behind)):
                     await self._news.wait()
                 return [(entry.id, entry.timestamp, bytes(entry.payload)) for entry in found]
         return []
 
-    def _now(self, number: int, behind: bytes) -> Sequence[Entry]:
+    def _now(self, number: int) -> EphemeralChannel:
         if not self._ownership.owns:
             raise Unavailable("this process does not own the log any more")
         channel = self._state.channel(number)
-        if channel is None:
+        if channel is None or not channel.policy.ephemeral:
             raise ChannelNotFound("the channel was dropped")
-        return self._memory.of(channel).behind(behind)
+        return self._memory.of(channel)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ...runtime.clock import Clock, SystemClock
 from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
@@ -61,6 +61,8 @@ from .submits import QueuedSubmit, channels_of
 
 SUBMIT_BYTES: Final = 64 * 1024 * 1024  # of one submit: it lies in one block
 FIRST_POLL_S: Final = 0.025
+
+T = TypeVar("T")
 
 
 class ObjectWal(GroupWal):
@@ -161,7 +163,15 @@ class ObjectWal(GroupWal):
             self._objects, self._cache, lambda: self._fresh(confirmed=True), lambda: self._closed
         )
         self._pending = PendingBytes(settings.pending_bytes, shown)
-        self._ephemeral = EphemeralAccess(self._state, self._memory, self._ownership, self._links.route, self._news)
+        self._ephemeral = EphemeralAccess(
+            self._state,
+            self._memory,
+            self._ownership,
+            self._links.route,
+            self._news,
+            lambda: self._closed,
+            self._wait,
+        )
         self._groups: ObjectGroups | None = None  # while this process owns the log
         self._routed_groups: RoutedCoordinatorClient | None = None
         if access is not None:
@@ -199,9 +209,11 @@ class ObjectWal(GroupWal):
         return sorted(self._state.names)
 
     async def describe(self, channel: str) -> ChannelInfo:
-        found = await self._find_now(channel)
-        first, latest = await self._ends(found)
-        return ChannelInfo(channel, found.policy, first, latest, SUBMIT_BYTES)
+        async def info(found: StoredChannel) -> ChannelInfo:
+            first, latest = await self._ends(found)
+            return ChannelInfo(channel, found.policy, first, latest, SUBMIT_BYTES)
+
+        return await self._with_channel(channel, info)
 
     async def drop_channel(self, channel: str) -> None:
         self._check_open()
@@ -211,23 +223,27 @@ class ObjectWal(GroupWal):
             await self._change(ChannelDropped(found.number))
 
     async def latest_id(self, channel: str) -> bytes | None:
-        return (await self._ends(await self._find_now(channel)))[1]
+        return (await self._with_channel(channel, self._ends))[1]
 
     async def _ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None]:
         """The ids of its first and last entries."""
         if channel.policy.ephemeral:
-            return await self._ephemeral.ends(channel.name)
+            return await self._ephemeral.ends(channel)
         return channel.first_id, channel.latest
 
     async def truncate(self, channel: str, id: bytes) -> None:
-        found = await self._find_now(channel)
-        if found.policy.ephemeral:
-            await self._ephemeral.truncate(channel, id)
-        else:
-            await self._change(Truncated(found.number, id))
+        async def remove(found: StoredChannel) -> None:
+            if found.policy.ephemeral:
+                await self._ephemeral.truncate(found, id)
+            else:
+                await self._change(Truncated(found.number, id))
+
+        await self._with_channel(channel, remove)
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
-        found = await self._find_now(channel)
+        self._check_open()
+        await self._fresh(confirmed=True)
+        found = self._find(channel)
         if not found.policy.ephemeral and found.holds.get(holder) != id:
             await self._change(HoldMoved(found.number, holder, id))
 
@@ -237,14 +253,20 @@ class ObjectWal(GroupWal):
             raise not_found(channel)
         return found
 
-    async def _find_now(self, channel: str) -> StoredChannel:
-        """The channel, as it is after all that was acknowledged before the call; an ephemeral one is asked of its owner
-        in any case. Raises `ChannelNotFound`."""
+    async def _with_channel(self, channel: str, use: Callable[[StoredChannel], Awaitable[T]]) -> T:
+        """The result of `use` with the channel as it is after all that was acknowledged before the call. An ephemeral
+        one is asked of the log's owner in any case, which says where it was dropped, and may have been made again.
+        Raises `ChannelNotFound`."""
         self._check_open()
         known = self._state.names.get(channel)
-        if known is None or not known.policy.ephemeral:
-            await self._fresh(confirmed=True)
-        return self._find(channel)
+        answered = self._committer.owns or self._links.route.link is not None
+        if known is not None and known.policy.ephemeral and answered:
+            try:
+                return await use(known)
+            except ChannelNotFound:
+                pass
+        await self._fresh(confirmed=True)
+        return await use(self._find(channel))
 
     async def _fresh(self, *, confirmed: bool) -> None:
         """Know what other processes have done. An owner knows unless it is one no more without having noticed, which
@@ -349,32 +371,36 @@ class ObjectWal(GroupWal):
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         self._check_open()
-        known = self._state.names.get(channel) if self._committer.owns else None
-        end = None if known is None else known.end  # before anything that is awaited: what follows comes after
         try:
-            found = await self._find_now(channel)
-            if found.policy.ephemeral:
-                async for entries in self._ephemeral.read(channel, start, lambda: self._closed, self._wait):
+            found, behind = await self._begin(channel, start)
+            while not self._closed:
+                if found.dropped:
+                    raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
+                entries = await (self._ephemeral if found.policy.ephemeral else self._sections).following(found, behind)
+                if entries and not self._closed:
+                    behind = entries[-1].id
                     yield entries
-                return
-            if start is From.LATEST and found is known and end is not None and self._committer.owns:
-                behind = max(end, found.removed_to)
-            else:
-                behind = await self._start(found, start)
+                elif not (self._closed or found.policy.ephemeral):
+                    await self._more(found, behind)
         except Closed:  # meanwhile
             return
-        while not self._closed:
-            if found.dropped:
-                raise ChannelNotFound(f"channel {channel} was dropped", channel=channel)
-            entries = await self._sections.following(found, behind)
-            if entries and not self._closed:
-                behind = entries[-1].id
-                yield entries
-            elif not self._closed:
-                await self._more(found, behind)
+
+    async def _begin(self, channel: str, start: Start) -> tuple[StoredChannel, bytes]:
+        """The channel, and the id behind which a reader begins. Raises `ChannelNotFound` and `PositionLost`."""
+        known = self._state.names.get(channel) if self._committer.owns else None
+        end = None if known is None else known.end  # before anything that is awaited: what follows comes after
+
+        async def begin(found: StoredChannel) -> tuple[StoredChannel, bytes]:
+            if found.policy.ephemeral:
+                return found, await self._ephemeral.start(found, start)
+            if start is From.LATEST and found is known and end is not None and self._committer.owns:
+                return found, max(end, found.removed_to)
+            return found, await self._start(found, start)
+
+        return await self._with_channel(channel, begin)
 
     async def _start(self, channel: StoredChannel, start: Start) -> bytes:
-        """The id behind which a reader begins. Raises `PositionLost`."""
+        """The id behind which a reader of a durable channel begins. Raises `PositionLost`."""
         match start:
             case From.EARLIEST:
                 return channel.removed_to
@@ -423,10 +449,12 @@ class ObjectWal(GroupWal):
             pause_s = FIRST_POLL_S if applied else min(2 * pause_s, self._settings.poll_s)
 
     async def id_at(self, channel: str, timestamp: int) -> bytes | None:
-        found = await self._find_now(channel)
-        if found.policy.ephemeral:
-            return await self._ephemeral.id_at(channel, timestamp)
-        return await self._sections.first_since(found, timestamp)
+        async def find(found: StoredChannel) -> bytes | None:
+            if found.policy.ephemeral:
+                return await self._ephemeral.id_at(found, timestamp)
+            return await self._sections.first_since(found, timestamp)
+
+        return await self._with_channel(channel, find)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
