@@ -17,6 +17,7 @@ from .log_state import LogState
 from .store_clock import StoreClock
 from .stored_channel import StoredChannel, encode_id
 from .submits import QueuedSubmit, channels_of, make_block
+from .undecided_blocks import UndecidedBlocks, unknown_outcome
 
 if TYPE_CHECKING:
     from .settings import ObjectsSettings
@@ -54,6 +55,7 @@ class Committer:
         self._queued_bytes = 0
         self._held_up: dict[str, deque[QueuedSubmit]] = {}  # by ephemeral channel: what waits for a block
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
+        self._undecided = UndecidedBlocks(state)
         self._last_sent: dict[int, int] = {}  # of this epoch: the number of the last entry, by channel
         self._writer: BlockWriter | None = None
         self._handing_over = False
@@ -112,27 +114,31 @@ class Committer:
         finally:
             self._handing_over = False
         if self._writer is writer:
-            self._end(_unknown())
+            self._end(unknown_outcome())
 
     def _on_ended(self, error: TidewalError) -> None:
         """The epoch is over: what is in flight is not in the log, unless the store itself has failed."""
-        self._end(error if isinstance(error, Fenced) else type(error)(str(error), outcome_unknown=True))
+        if isinstance(error, Fenced):
+            while self._inflight:
+                for submit in self._inflight.popleft()[1]:
+                    submit.settle(error)
+        self._end(type(error)(str(error), outcome_unknown=True))
 
     def _end(self, error: TidewalError) -> None:
-        """Own the log no more, and answer with `error` what is in flight: the next epoch of this process begins without
-        anything of this one."""
+        """Own the log no more: the next epoch of this process begins without anything of this one. What is in flight is
+        undecided, which `error` says."""
         self._writer = None
         if self._marking is not None:
             self._marking.cancel()
-        self._refuse_inflight(error)
+        while self._inflight:
+            self._undecided.add(*self._inflight.popleft(), error)
         self._refuse_own()
         self._lost()
         self.wake()
 
-    def _refuse_inflight(self, error: TidewalError) -> None:
-        while self._inflight:
-            for submit in self._inflight.popleft()[1]:
-                submit.settle(error)
+    def decide(self) -> None:
+        """Settle what was in flight at the end of an epoch, as far as the state tells by now what became of it."""
+        self._undecided.decide()
 
     # ---- queueing ----------------------------------------------------------------------------------------------------
 
@@ -309,14 +315,15 @@ class Committer:
         for _, submits in self._inflight:
             for submit in submits:
                 if submit.deadline <= now:
-                    submit.give_up(_unknown())
+                    submit.give_up(unknown_outcome())
         while self._queue and self._queue[0].deadline <= now:
             self._pop().settle(Unavailable(f"nothing was written: {self.obstacle or 'the store does not answer'}"))
         following = next(self._expiring_submits(), None)
         self._expiring = None if following is None else self._loop.call_at(following.deadline, self._expire)
 
     def close(self) -> None:
-        """Stop the timers."""
+        """Stop the timers, and settle what is undecided."""
+        self._undecided.close()
         for handle in (self._pumping, self._expiring, self._marking):
             if handle is not None:
                 handle.cancel()
@@ -324,9 +331,3 @@ class Committer:
 
 def _owned_no_more() -> Unavailable:
     return Unavailable("this process does not own the log any more: nothing was written")
-
-
-def _unknown() -> Unavailable:
-    return Unavailable(
-        "the store has not answered: whether the entries are in the log is not known", outcome_unknown=True
-    )

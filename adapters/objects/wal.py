@@ -111,7 +111,7 @@ class ObjectWal(GroupWal):
             clock,
             pace.overtaken_s,
             self._owns,
-            self._news.tell,
+            self._on_read,
         )
         self._memory = EphemeralChannels(self._news.tell)
         self._committer = Committer(
@@ -343,6 +343,11 @@ class ObjectWal(GroupWal):
             self._settings.delivery_timeout_s,
         )
         self._run("maintain the log", self._maintenance.run)
+        self._news.tell()
+
+    def _on_read(self) -> None:
+        """Others have written something that is applied now."""
+        self._committer.decide()
         self._news.tell()
 
     def _on_durable(self, block: Block) -> None:

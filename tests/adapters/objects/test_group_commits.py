@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.adapters.objects.processes import SETTINGS, entries_of
 from tests.adapters.objects.simulated_store import CreateFault
 from tests.adapters.objects.test_links import linked
 from tidewal.adapters.objects.log_objects import block_key
-from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
 from tidewal.runtime.log.wal import Append, From
 from tidewal.runtime.testing.clock import elapse
 
@@ -89,3 +90,46 @@ async def test_a_group_begins_at_the_end_while_entries_are_on_their_way(processe
         assert [bytes(entry.payload) for entry in (await following).entries] == [b"new"]
         await member.aclose()
         await owner.wal.drop_group("g")
+
+
+@linked
+async def test_a_commit_under_way_when_the_owner_gives_up_is_decided_by_the_log(processes: LinkedProcesses) -> None:
+    """The store has the first of two blocks, and the owner gets no answer for either before it ends its epoch."""
+    owner = await processes.owner("a")
+    results: dict[bytes, list[bytes] | TidewalError] = {}
+    places = [(owner.wal._state.epoch, owner.wal._state.number + at) for at in range(2)]
+    for place, payload in zip(places, (b"stored", b"lost"), strict=True):
+        owner.store.script[block_key(*place)] = deque(
+            [CreateFault.CUT if payload == b"stored" else CreateFault.REFUSED]
+        )
+        owner.wal._submit_here([Append("a", payload)], (), partial(results.__setitem__, payload))
+        while owner.wal._committer._number == place[1]:
+            await elapse(0.001)
+    while block_key(*places[0]) not in processes.objects.bodies:
+        await elapse(0.001)
+    owner.store.down = True
+    await owner.wal._committer.hand_over()
+    assert not owner.wal._committer.owns
+    await elapse(60)
+    assert results == {}
+    successor = await processes.open(1)
+    last = await successor.wal.append("a", b"successor")
+    owner.store.down = False
+    assert await owner.wal.latest_id("a") == last
+    assert isinstance(results.pop(b"lost"), Fenced)
+    assert await entries_of(owner.wal, "a", 2) == [b"stored", b"successor"]
+    [entry, _] = await anext(owner.wal.read("a", From.EARLIEST))
+    assert results == {b"stored": [entry.id]}
+
+
+@linked
+async def test_a_commit_that_no_log_decides_any_more_has_an_unknown_outcome(processes: LinkedProcesses) -> None:
+    owner = await processes.owner("a")
+    results: list[list[bytes] | TidewalError] = []
+    owner.store.down = True
+    owner.wal._submit_here([Append("a", b"x")], (), results.append)
+    processes.opened.remove(owner)
+    await owner.wal.close()
+    [result] = results
+    assert isinstance(result, Unavailable)
+    assert result.outcome_unknown
