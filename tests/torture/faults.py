@@ -30,13 +30,19 @@ class Fault:
         return f"{self.at_s:5.1f} s  {self.kind} {self.target}".rstrip() + f" ({self.length_s:.1f} s)"
 
 
-def draw(rng: random.Random, of_log: Sequence[str], workers: Sequence[str], round_s: float) -> list[Fault]:
-    """The faults of a round, in order. Those of the log itself, of processes, and from outside come equally often."""
+def draw(
+    rng: random.Random, of_log: Sequence[str], workers: Sequence[str], round_s: float, decisive: Sequence[str] = ()
+) -> list[Fault]:
+    """The faults of a round, in order. Those of the log itself, of processes, and from outside come equally often; one
+    that is `decisive`, where there are such, comes in any case, once the clients have begun."""
     found: list[Fault] = []
     for _ in range(rng.randint(*PER_ROUND)):
         kind = rng.choice(rng.choice((of_log, WORKERS, FROM_OUTSIDE)))
         target = rng.choice(workers) if kind in WORKERS else ""
         found.append(Fault(rng.uniform(0, round_s), kind, target, rng.uniform(*LENGTHS_S), rng.randrange(2**32)))
+    if decisive:
+        at_s = rng.uniform(round_s / 4, round_s)
+        found.append(Fault(at_s, rng.choice(decisive), "", rng.uniform(*LENGTHS_S), rng.randrange(2**32)))
     return sorted(found, key=lambda fault: fault.at_s)
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tidewal.adapters.objects.pace import MaintenancePace
 from tidewal.runtime.aio_fsync import KernelDisk
@@ -70,15 +71,19 @@ def obey(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     return stopping
 
 
-async def open_log(url: str, *, own: bool | None = None) -> Wal:
+async def open_log(url: str, *, own: bool | None = None, read_only: bool = False) -> Wal:
     """The log of the run, with the clock and the disk that can be disturbed. With `own` None the process may own a log
-    on object storage, and never owns a directory of RocksMQ, where it would be in the node's place."""
-    options: dict[str, object] = {}
+    on object storage, and never owns a directory of RocksMQ, where it would be in the node's place. A log on object
+    storage that is `read_only` is read from the store alone."""
+    options: dict[str, Any] = {}
     if url.startswith("rocksmq://"):
         directory = Path(url.removeprefix("rocksmq://"))
         options = {"own": bool(own), "clock": SteppedClock(), "disk": FillingDisk(directory.with_name(FULL))}
     elif backend_name(url) == "objects":
         options = wal_options(load_settings(), url) | {"own": own, "clock": SteppedClock(), "pace": BRISK}
+        if read_only:
+            linked_to_none = options["settings"].model_copy(update={"listen": "", "advertise": ""})
+            options |= {"read_only": True, "cluster": None, "settings": linked_to_none}
     return await open_wal(url, **options)
 
 

@@ -26,7 +26,7 @@ from tests.brokers.woodpecker import KEY, Etcd, Server, Sidecar, VersityGateway,
 from tidewal.adapters.pulsar.topics import Topic
 from tidewal.runtime.log.wal import Wal
 
-from .inside import FULL
+from .inside import FULL, open_log
 
 SLOW_COPY_S = 0.3  # how long the leader that ends waits for its slow copy
 LEFT_ALONE_S = 4.0  # how long two of three brokers are away
@@ -40,6 +40,7 @@ OBJECTS_ENVIRONMENT = {
     "TIDEWAL__OBJECTS__LINGERMS": "20",
     "TIDEWAL__OBJECTS__DELIVERYTIMEOUTS": "10",
 }
+HELD_S = (0.1, 1.0)  # for so long the owner's requests are under way before they are lost
 SEGMENT_BLOCKS = 64  # a few seconds of appends: a segment that is fenced is read block by block
 
 Disturb = Callable[[float, random.Random], Awaitable[None]]
@@ -48,10 +49,11 @@ Disturb = Callable[[float, random.Random], Awaitable[None]]
 class LogUnderTest:
     """A log in `folder`. `programs` are those that Go must have built for it; one without a turn is asked for by name.
     `disturbances` are its faults by name: each takes its length in seconds and a random source, and has undone what it
-    did when it returns."""
+    did when it returns. Of `decisive` ones, which alone can show some broken promise, each round has one."""
 
     programs: ClassVar[Sequence[Program]] = ()
     has_turn: ClassVar[bool] = True
+    decisive: ClassVar[Sequence[str]] = ()
     url = ""
     disturbances: dict[str, Disturb]
 
@@ -68,6 +70,10 @@ class LogUnderTest:
     async def delete(self, wal: Wal, channel: str) -> None:
         """Delete a channel from outside, behind Tidewal's back where there is such a way."""
         await wal.drop_channel(channel)
+
+    async def open_reader(self) -> Wal:
+        """The log, opened for what it holds by itself: not for what a process of the run remembers of it."""
+        return await open_log(self.url, own=False)
 
 
 class RocksMqUnderTest(LogUnderTest):
@@ -330,9 +336,14 @@ class WoodpeckerUnderTest(_Proxied):
 
 
 class ObjectsUnderTest(_Proxied):
-    """A bucket of one store, to which all go through one proxy. The node, clients and members may own the log."""
+    """A bucket of one store, to which all go through one proxy. The node, clients and members may own the log.
+
+    A request that has left its process reaches the store, also when that process is killed or stopped. So an owner that
+    acknowledges what it only sends is found where the requests are lost with it: these two faults are `decisive`.
+    """
 
     programs = ("versitygw",)
+    decisive = ("owner killed, its requests lost", "owner stopped, its requests lost")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=1)
@@ -341,6 +352,8 @@ class ObjectsUnderTest(_Proxied):
             "store stopped": self._alone(self._pause),
             "owner killed": self._kill_owner,
             "owner stopped": self._pause_owner,
+            "owner killed, its requests lost": self._losing_requests(self._kill_owner),
+            "owner stopped, its requests lost": self._losing_requests(self._pause_owner),
         }
 
     async def start(self) -> None:
@@ -373,6 +386,27 @@ class ObjectsUnderTest(_Proxied):
         self._signal(owner, signal.SIGSTOP)
         await asyncio.sleep(length_s)
         self._signal(owner, signal.SIGCONT)
+
+    def _losing_requests(self, disturb: Disturb) -> Disturb:
+        """A fault of the owner while it has requests under way, of which none reaches the store."""
+
+        async def disturb_and_lose(length_s: float, rng: random.Random) -> None:
+            (proxy,) = self.proxies
+            proxy.hold()
+            try:
+                await asyncio.sleep(rng.uniform(*HELD_S))
+                disturbing = asyncio.create_task(disturb(length_s, rng))
+                await asyncio.sleep(0)  # by then the signal is sent
+                proxy.cut()
+            finally:
+                proxy.release()
+            await disturbing
+
+        return disturb_and_lose
+
+    async def open_reader(self) -> Wal:
+        """Not linked to the owner, so that all comes from the store."""
+        return await open_log(self.url, read_only=True)
 
     def _owner(self) -> int | None:
         """The process of this run that has claimed the log last, if it is there."""

@@ -135,7 +135,7 @@ class Run:
         members = [f"{group}{number}" for group in self._groups for number in range(MEMBERS)]
         clients = [f"client{number}" for number in range(CLIENTS)]
         workers = ["node", "node", *clients, *members, *(["spark"] if self._spark else [])]
-        return draw(rng, sorted(self.log.disturbances), workers, self._round_s)
+        return draw(rng, sorted(self.log.disturbances), workers, self._round_s, decisive=self.log.decisive)
 
     async def round(self, faults: Sequence[Fault]) -> int:
         """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
@@ -265,6 +265,8 @@ class Run:
         found += [f"{name} did not end (see {name}.log)" for name in late]
         found += checks.errors(operations) + self._after_deletion(this, operations)
         found += await self._compare_channels(this, operations)
+        if found:  # a node over such a log may answer nothing any more
+            raise Violation(found)
         found += await self._compare_rows(this, operations)
         found += checks.keys([*operations, *await self._final_reads(this)])
         succeeded = sum(operation.outcome == "ok" for operation in operations)
@@ -286,9 +288,12 @@ class Run:
         return True
 
     async def _compare_channels(self, this: Round, operations: list[ClientCall]) -> list[str]:
-        contents = {
-            channel: await self._content(channel) for kind in ("in", *self._groups) for channel in this.channels(kind)
-        }
+        channels = [channel for kind in ("in", *self._groups) for channel in this.channels(kind)]
+        reader = await patiently(self.log.open_reader)
+        try:
+            contents = {channel: await self._content(reader, channel) for channel in channels}
+        finally:
+            await reader.close()
         inputs = {channel: contents[channel] for channel in this.channels("in")}
         found = checks.appends(operations, inputs) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
@@ -297,8 +302,8 @@ class Run:
                 found += checks.copies(made, contents[given], contents[made], exactly_once=exactly_once)
         return found
 
-    async def _content(self, channel: str) -> checks.Content:
-        entries = await patiently(lambda: everything(self._wal, channel))
+    async def _content(self, reader: Wal, channel: str) -> checks.Content:
+        entries = await patiently(lambda: everything(reader, channel))
         return [(entry.id.hex(), bytes(entry.payload).decode()) for entry in entries]
 
     async def _compare_rows(self, this: Round, operations: list[ClientCall]) -> list[str]:
