@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from ...runtime.errors import Fenced, TidewalError, Unavailable
 from .block import Block, BlockHeader, BlockKind
 from .block_writer import BlockWriter
-from .ephemeral import EphemeralChannels
+from .ephemeral_appends import EphemeralAppends
 from .link.log_link import LogLink
-from .log_objects import LogObjects
-from .log_state import LogState
-from .store_clock import StoreClock
+from .open_log import OpenLog
 from .stored_channel import StoredChannel, encode_id
 from .submits import QueuedSubmit, channels_of, make_block
 from .undecided_blocks import UndecidedBlocks, unknown_outcome
-
-if TYPE_CHECKING:
-    from .settings import ObjectsSettings
 
 
 class Committer:
@@ -33,29 +27,20 @@ class Committer:
     """
 
     def __init__(
-        self,
-        objects: LogObjects,
-        state: LogState,
-        settings: ObjectsSettings,
-        time: StoreClock,
-        ephemeral: EphemeralChannels,
-        durable: Callable[[Block], None],
-        wanted: Callable[[], None],
-        lost: Callable[[], None],
+        self, log: OpenLog, durable: Callable[[Block], None], wanted: Callable[[], None], lost: Callable[[], None]
     ) -> None:
         """`durable` is called for each block that is durable once the state has it, before its submits are answered;
         `wanted` when there is something to commit and the log is not owned, `lost` when it is owned no more."""
-        self._objects, self._state, self._settings, self._time = objects, state, settings, time
-        self._ephemeral = ephemeral
+        self._objects, self._state, self._settings, self._time = log.objects, log.state, log.settings, log.time
+        self._memory, self._ephemeral = log.memory, EphemeralAppends(log.state, log.memory)
         self._durable, self._wanted, self._lost = durable, wanted, lost
         self.obstacle: str = ""  # why what is queued cannot be written at present, beside a store that does not answer
         self._loop = asyncio.get_running_loop()
         self._added: deque[QueuedSubmit] = deque()  # by any thread; the rest belongs to the loop
         self._queue: deque[QueuedSubmit] = deque()
         self._queued_bytes = 0
-        self._held_up: dict[str, deque[QueuedSubmit]] = {}  # by ephemeral channel: what waits for a block
         self._inflight: deque[tuple[Block, list[QueuedSubmit]]] = deque()
-        self._undecided = UndecidedBlocks(state)
+        self._undecided = UndecidedBlocks(log.state)
         self._last_sent: dict[int, int] = {}  # of this epoch: the number of the last entry, by channel
         self._writer: BlockWriter | None = None
         self._handing_over = False
@@ -88,7 +73,7 @@ class Committer:
         self._writer = BlockWriter(self._objects, self._on_durable, self._on_ended)
         self._epoch, self._number, self._seq = self._state.epoch, self._state.number, self._state.seq
         self._last_sent.clear()
-        self._ephemeral.begin(self._epoch)
+        self._memory.begin(self._epoch)
         self._added.extendleft(reversed(self._queue))  # what waits may go into ephemeral channels
         self._queue.clear()
         self._queued_bytes = 0
@@ -178,46 +163,9 @@ class Committer:
             submit = self._added.popleft()
             if submit.here and self._writer is None:
                 submit.settle(_owned_no_more())
-            elif not self._append_ephemeral(submit):
+            elif self._writer is None or not self._ephemeral.append(submit):
                 self._queue.append(submit)
                 self._queued_bytes += submit.size
-
-    def _append_ephemeral(self, submit: QueuedSubmit) -> bool:
-        """Append what goes into ephemeral channels alone at once, where the log is owned; whether it was that."""
-        names = self._state.names
-        if self._writer is None or submit.controls:
-            return False
-        channels = [channel for entry in submit.entries if (channel := names.get(entry.channel)) is not None]
-        if len(channels) < len(submit.entries) or not all(channel.policy.ephemeral for channel in channels):
-            self._hold_up(submit, {channel.name for channel in channels if channel.policy.ephemeral})
-            return False
-        if self._is_held_up(submit):
-            return False
-        appended = zip(channels, submit.entries, strict=True)
-        submit.settle([self._ephemeral.append(channel, entry) for channel, entry in appended])
-        return True
-
-    def _is_held_up(self, submit: QueuedSubmit) -> bool:
-        """Whether earlier entries of the same ephemeral channels wait for a block: then these wait behind them."""
-        names = {entry.channel for entry in submit.entries}
-        held_up = any(self._waits(name) for name in names)
-        if held_up:
-            self._hold_up(submit, names)
-        return held_up
-
-    def _hold_up(self, submit: QueuedSubmit, names: Iterable[str]) -> None:
-        for name in names:
-            self._waits(name)  # forgets what is settled
-            self._held_up.setdefault(name, deque()).append(submit)
-
-    def _waits(self, name: str) -> bool:
-        """Whether something of this ephemeral channel waits for a block."""
-        waiting = self._held_up.get(name)
-        while waiting and waiting[0].settled:
-            waiting.popleft()
-        if waiting is not None and not waiting:
-            del self._held_up[name]
-        return bool(waiting)
 
     def _pop(self) -> QueuedSubmit:
         submit = self._queue.popleft()
@@ -287,8 +235,7 @@ class Committer:
         self._state.apply(block)
         self._durable(block)
         for submit in submits:
-            for at, channel in submit.ephemeral:
-                submit.ids[at] = self._ephemeral.append(channel, submit.entries[at])
+            self._ephemeral.complete(submit)
             submit.settle(submit.ids)
         self.wake()
 

@@ -16,11 +16,8 @@ from ...runtime.errors import CorruptLog
 from .block import HEADER_BYTES, Block, BlockHeader, BlockKind, Section, check_section, join_block, join_sections
 from .control import Compacted, Control
 from .garbage_collector import BLOCKS
-from .log_objects import LogObjects, place_of_block, run_key
-from .log_state import LogState
-from .log_tail import BlockCache
-from .pace import MaintenancePace
-from .store_clock import StoreClock
+from .log_objects import place_of_block, run_key
+from .open_log import OpenLog
 from .stored_channel import Piece, StoredChannel, StoredSection
 
 AT_ONCE: Final = 32  # objects that are read together
@@ -29,18 +26,10 @@ AT_ONCE: Final = 32  # objects that are read together
 class Compactor:
     """The runs that one process makes as the log's owner."""
 
-    def __init__(
-        self,
-        objects: LogObjects,
-        state: LogState,
-        cache: BlockCache,
-        time: StoreClock,
-        pace: MaintenancePace,
-        commit: Callable[[Sequence[Control]], Awaitable[None]],
-    ) -> None:
+    def __init__(self, log: OpenLog, commit: Callable[[Sequence[Control]], Awaitable[None]]) -> None:
         """`commit` stores control entries."""
-        self._objects, self._state, self._cache, self._time = objects, state, cache, time
-        self._pace, self._commit = pace, commit
+        self._objects, self._state, self._cache, self._time = log.objects, log.state, log.cache, log.time
+        self._pace, self._commit = log.pace, commit
         self._numbers = count()
 
     async def compact(self) -> bool:

@@ -10,10 +10,9 @@ from typing import Any, Final, cast
 from ...runtime.errors import ChannelNotFound, Closed, InvalidRequest, Overloaded, Unavailable
 from ...runtime.log.wal import Entry, Start
 from ..rocksmq.protocol import decode_start, encode_start
-from .ephemeral import EphemeralChannel, EphemeralChannels
+from .ephemeral import EphemeralChannel
 from .link.owner_route import OwnerRoute
-from .log_state import LogState
-from .news import News
+from .open_log import OpenLog
 from .ownership import Ownership
 from .stored_channel import StoredChannel
 
@@ -29,26 +28,30 @@ class EphemeralAccess:
 
     def __init__(
         self,
-        state: LogState,
-        memory: EphemeralChannels,
+        log: OpenLog,
         ownership: Ownership,
         route: OwnerRoute,
-        news: News,
         closed: Callable[[], bool],
         changes: Callable[[], Awaitable[None]],
     ) -> None:
         """`changes` returns when there may be another owner."""
-        self._state, self._memory, self._ownership, self._route, self._news = state, memory, ownership, route, news
+        self._state, self._memory, self._news = log.state, log.memory, log.news
+        self._ownership, self._route = ownership, route
         self._closed, self._changes = closed, changes
 
     # ---- asking ------------------------------------------------------------------------------------------------------
 
-    async def ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None]:
-        """The ids of the first and of the last entry, None where there is none, or no owner answers."""
+    async def ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None] | None:
+        """The ids of the first and of the last entry, each None where there is none. None where no owner answers."""
         with suppress(Unavailable):
             first, latest = await self._ask("ends", channel.number)
             return first, latest
-        return None, None
+        return None
+
+    def check_there(self, channel: StoredChannel) -> None:
+        """Raise `ChannelNotFound` where this process knows that the channel was dropped."""
+        if channel.dropped:
+            raise ChannelNotFound(f"channel {channel.name} was dropped", channel=channel.name)
 
     async def id_at(self, channel: StoredChannel, timestamp: int) -> bytes | None:
         """`Wal.id_at`."""
@@ -60,25 +63,28 @@ class EphemeralAccess:
 
     async def start(self, channel: StoredChannel, start: Start) -> bytes:
         """The id behind which a reader begins, from an owner that answers. Raises `PositionLost`."""
-        return await self._until_answered("start", channel.number, encode_start(start))
+        return await self._until_answered("start", channel, encode_start(start))
 
     async def following(self, channel: StoredChannel, behind: bytes) -> Sequence[Entry]:
         """The next entries behind an id, from an owner that answers; none where none came for a while. Entries that an
         owner had when it ended are passed over."""
-        found = await self._until_answered("following", channel.number, behind, wait_s=WAIT_S)
+        found = await self._until_answered("following", channel, behind, wait_s=WAIT_S)
         return [Entry(*each) for each in found]
 
-    async def _until_answered(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
+    async def _until_answered(
+        self, method: str, channel: StoredChannel, *arguments: object, wait_s: float = 0.0
+    ) -> Any:
         """The answer of an owner that has room for the question. Raises `Closed`."""
         while True:
             if self._closed():
                 raise Closed("the log is closed")
             try:
-                return await self._ask(method, *arguments, wait_s=wait_s)
+                return await self._ask(method, channel.number, *arguments, wait_s=wait_s)
             except (Unavailable, Overloaded):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self._changes()
+                self.check_there(channel)
 
     async def _ask(self, method: str, *arguments: object, wait_s: float = 0.0) -> Any:
         if wait_s:

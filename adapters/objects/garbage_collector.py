@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .checkpoints import Checkpoints, checkpoint_key
-from .log_objects import LogObjects, block_key, place_of_block, run_key
-from .log_state import LogState
-from .store_clock import StoreClock
+from .checkpoints import checkpoint_key
+from .log_objects import block_key, place_of_block, run_key
+from .open_log import OpenLog
 
 BLOCKS: Final = "l0/"
 RUNS: Final = "run/"
@@ -23,11 +22,9 @@ AT_ONCE: Final = 32  # objects that are deleted together
 class GarbageCollector:
     """The garbage of one log, for its owner. All coroutines raise `Unavailable`."""
 
-    def __init__(
-        self, objects: LogObjects, state: LogState, checkpoints: Checkpoints, time: StoreClock, grace_s: float
-    ) -> None:
-        self._objects, self._state, self._checkpoints, self._time = objects, state, checkpoints, time
-        self._grace_ms = int(grace_s * 1000)
+    def __init__(self, log: OpenLog) -> None:
+        self._objects, self._state, self._checkpoints, self._time = log.objects, log.state, log.checkpoints, log.time
+        self._grace_ms = int(log.pace.grace_s * 1000)
         self._noted_before = 1  # the number before which checkpoints are noted
         self._runs: set[str] = set()  # those that had entries when it was last looked
 

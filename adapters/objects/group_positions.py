@@ -13,7 +13,7 @@ from ...runtime.log.checks import not_found
 from ...runtime.log.wal import Append, ChannelPolicy, OnAppended
 from .control import Control, GroupForgotten, GroupMoved
 from .link.linked_groups import LinkedGroupService
-from .log_state import LogState
+from .open_log import OpenLog
 from .stored_channel import StoredChannel
 
 EXPIRY_INTERVAL_S = 0.5
@@ -33,26 +33,26 @@ class LoopTime(Clock):
 
 
 class ObjectGroups:
-    """`GroupBackend` of a log that this process owns in `epoch`, with its coordinator, and what members here and in
-    other processes reach that by. Another owner has a coordinator
-    of its own, with numbers of assignment epochs that no other one had."""
+    """`GroupBackend` of a log that this process owns in its present epoch, with its coordinator, and what members here
+    and in other processes reach that by. Another owner has a coordinator of its own, with numbers of assignment epochs
+    that no other one had."""
 
     def __init__(
         self,
-        state: LogState,
-        epoch: int,
+        log: OpenLog,
         submit: Callable[[Sequence[Append], Sequence[Control], OnAppended], None],
         last_sent: Callable[[int], bytes],
-        patience_s: float,
     ) -> None:
-        """`submit` calls back once it is certain what is in the log; members here wait for `patience_s` (seconds).
+        """`submit` calls back once it is certain what is in the log; members here wait for the log's delivery timeout.
         `last_sent` is the id of the last entry of a channel, by its number, that has left for the store; b"": none."""
-        self._state, self._submit, self._last_sent = state, submit, last_sent
+        self._state, self._submit, self._last_sent = log.state, submit, last_sent
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self.coordinator: GroupCoordinator = GroupCoordinator(LoopTime(), self, epochs(epoch), watch=self._watch)
+        self.coordinator: GroupCoordinator = GroupCoordinator(
+            LoopTime(), self, epochs(log.state.epoch), watch=self._watch
+        )
         self.service: LinkedGroupService = LinkedGroupService(self.coordinator)
-        self.client: LocalCoordinatorClient = LocalCoordinatorClient(self.coordinator, patience_s)
+        self.client: LocalCoordinatorClient = LocalCoordinatorClient(self.coordinator, log.settings.delivery_timeout_s)
 
     def channels(self) -> Collection[str]:
         return [channel.name for channel in self._state.names.values() if not channel.policy.ephemeral]

@@ -3,44 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from ...runtime.clock import Clock
-from .block import Block, BlockKind, SectionRow
-from .checkpoints import Checkpoints
-from .log_objects import LogObjects, block_key
-from .log_state import LogState
+from .block import Block, BlockKind
+from .open_log import OpenLog
 
 AT_ONCE: Final = 32  # blocks that are asked for together
-
-
-class BlockCache:
-    """The blocks that were written or read last, as many as `limit_bytes` hold."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes, self._bytes = limit_bytes, 0
-        self._blocks: OrderedDict[str, Block] = OrderedDict()
-
-    def add(self, block: Block) -> None:
-        key = block_key(block.header.epoch, block.header.number)
-        if key in self._blocks or len(block.data) > self._limit_bytes:
-            return
-        self._blocks[key] = block
-        self._bytes += len(block.data)
-        while self._bytes > self._limit_bytes:
-            self._bytes -= len(self._blocks.popitem(last=False)[1].data)
-
-    def block(self, key: str) -> bytes | None:
-        """The bytes of a block, None where it is not in the cache."""
-        block = self._blocks.get(key)
-        return None if block is None else block.data
-
-    def section(self, key: str, row: SectionRow) -> memoryview | None:
-        """One section of a block, None where it is not in the cache."""
-        block = self._blocks.get(key)
-        return None if block is None else block.section(row)
 
 
 class LogTail:
@@ -50,22 +19,12 @@ class LogTail:
     block. A block behind a gap proves nothing, and is left alone until the gap is filled.
     """
 
-    def __init__(
-        self,
-        objects: LogObjects,
-        state: LogState,
-        checkpoints: Checkpoints,
-        cache: BlockCache,
-        clock: Clock,
-        overtaken_s: float,
-        owned: Callable[[], bool],
-        applied: Callable[[], None],
-    ) -> None:
-        """After `overtaken_s` without looking, a block that is not there may have been deleted. The clock counts the
-        time in which the machine is suspended. `applied` is called after blocks were applied, by this process; while
-        the log is `owned` by it, its owner applies them."""
-        self._objects, self._state, self._checkpoints, self._cache = objects, state, checkpoints, cache
-        self._clock, self._overtaken_s, self._owned, self._applied = clock, overtaken_s, owned, applied
+    def __init__(self, log: OpenLog, owned: Callable[[], bool], applied: Callable[[], None]) -> None:
+        """After `overtaken_s` of the log's pace without looking, a block that is not there may have been deleted: its
+        clock counts the time in which the machine is suspended. `applied` is called after blocks were applied, by this
+        process; while the log is `owned` by it, its owner applies them."""
+        self._objects, self._state, self._checkpoints, self._cache = log.objects, log.state, log.checkpoints, log.cache
+        self._clock, self._overtaken_s, self._owned, self._applied = log.clock, log.pace.overtaken_s, owned, applied
         self._looked_at = float("-inf")
         self._lock = asyncio.Lock()
         self._offered: dict[tuple[int, int], Block] = {}  # by the owner, while the store is read

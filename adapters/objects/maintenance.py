@@ -7,14 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...runtime.errors import Closed, TidewalError
-from .checkpoints import Checkpoints
 from .compactor import Compactor
 from .control import Control, Truncated
 from .garbage_collector import GarbageCollector
-from .log_state import LogState
-from .pace import MaintenancePace
+from .open_log import OpenLog
 from .retention import expired_before
-from .store_clock import StoreClock
 from .stored_channel import StoredChannel
 
 _log = logging.getLogger(__name__)
@@ -25,20 +22,12 @@ class Maintenance:
     of another."""
 
     def __init__(
-        self,
-        state: LogState,
-        checkpoints: Checkpoints,
-        compactor: Compactor,
-        collector: GarbageCollector,
-        time: StoreClock,
-        pace: MaintenancePace,
-        owns: Callable[[], bool],
-        commit: Callable[[Sequence[Control]], Awaitable[None]],
+        self, log: OpenLog, owns: Callable[[], bool], commit: Callable[[Sequence[Control]], Awaitable[None]]
     ) -> None:
         """`commit` stores control entries, all in one block."""
-        self._state, self._checkpoints, self._time = state, checkpoints, time
-        self._compactor, self._collector = compactor, collector
-        self._pace, self._owns, self._commit = pace, owns, commit
+        self._state, self._checkpoints, self._time = log.state, log.checkpoints, log.time
+        self._compactor, self._collector = Compactor(log, commit), GarbageCollector(log)
+        self._pace, self._owns, self._commit = log.pace, owns, commit
         self._surveyed_to = 0  # the epoch in which it was looked for what earlier owners have left behind
 
     async def run(self) -> None:

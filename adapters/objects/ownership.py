@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 from ...runtime.errors import Closed, Unavailable
 from .block import BlockKind
 from .committer import Committer
-from .log_objects import Claimant, LogObjects
-from .log_state import LogState
+from .log_objects import Claimant
 from .log_tail import LogTail
-from .store_clock import StoreClock
+from .open_log import OpenLog
 
 if TYPE_CHECKING:
-    from .settings import ObjectsSettings
+    pass
 
 CAP_BLOCKS: Final = 64  # how far behind its last block an owner gets while another process ends its epoch
 LOOKS: Final = 10  # how often a process looks at the log during a lease
@@ -31,19 +30,16 @@ class Ownership:
 
     def __init__(
         self,
-        objects: LogObjects,
-        state: LogState,
+        log: OpenLog,
         tail: LogTail,
         committer: Committer,
-        time: StoreClock,
-        settings: ObjectsSettings,
         listen: Callable[[], Awaitable[str]],
         acquired: Callable[[], None],
     ) -> None:
         """`listen` lets other processes connect to this one, and returns where; `acquired` is called when this process
         has begun to own the log."""
-        self._objects, self._state, self._tail = objects, state, tail
-        self._committer, self._time, self._settings = committer, time, settings
+        self._objects, self._state, self._tail = log.objects, log.state, tail
+        self._committer, self._time, self._settings = committer, log.time, log.settings
         self._listen, self._acquired = listen, acquired
         self._acquiring: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None

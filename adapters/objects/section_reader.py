@@ -11,8 +11,8 @@ from typing import Final
 from ...runtime.errors import CorruptLog, Unavailable
 from ...runtime.log.wal import Entry
 from .block import decode_section
-from .log_objects import LogObjects, pauses
-from .log_tail import BlockCache
+from .log_objects import pauses
+from .open_log import OpenLog
 from .stored_channel import StoredChannel, StoredSection, id_before
 
 READ_BYTES: Final = 2 * 1024 * 1024  # what a reader gets at once, and one section more
@@ -22,15 +22,9 @@ READ_SECTIONS: Final = 16
 class SectionReader:
     """Reads entries of an open log, however long the store does not answer, until the log is `closed`."""
 
-    def __init__(
-        self,
-        objects: LogObjects,
-        cache: BlockCache,
-        catch_up: Callable[[], Awaitable[None]],
-        closed: Callable[[], bool],
-    ) -> None:
+    def __init__(self, log: OpenLog, catch_up: Callable[[], Awaitable[None]], closed: Callable[[], bool]) -> None:
         """`catch_up` lets the state of the channels be the present one."""
-        self._objects, self._cache, self._catch_up, self._closed = objects, cache, catch_up, closed
+        self._objects, self._cache, self._catch_up, self._closed = log.objects, log.cache, catch_up, closed
 
     async def following(self, channel: StoredChannel, behind: bytes, most: int = READ_SECTIONS) -> list[Entry]:
         """The next entries behind an id, of so many sections at most; none at the end, and where the log is closed.

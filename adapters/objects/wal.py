@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from ...runtime.clock import Clock, SystemClock
+from ...runtime.clock import Clock
 from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_consumer import GroupConsumer
@@ -32,30 +32,21 @@ from ...runtime.loop_bridge import call_on
 from ...runtime.metrics.metrics import Metrics
 from .backend import CAPABILITIES, LINKED
 from .block import CONTROL, Block
-from .checkpoints import Checkpoints
 from .committer import Committer
-from .compactor import Compactor
 from .control import ChannelCreated, ChannelDropped, Control, HoldMoved, Truncated
-from .ephemeral import EphemeralChannels
 from .ephemeral_access import EphemeralAccess
-from .garbage_collector import GarbageCollector
 from .group_positions import ObjectGroups
-from .hedging import HedgedCreates
 from .link.access import LinkAccess
 from .link.linked_groups import RoutedCoordinatorClient
-from .link.log_links import LogLinks
-from .log_objects import LogObjects
-from .log_state import LogState
-from .log_tail import BlockCache, LogTail
+from .link.log_links import LinkUser, LogLinks
+from .log_tail import LogTail
 from .maintenance import Maintenance
-from .metered_store import MeteredStore
-from .news import News
+from .open_log import open_log
 from .ownership import Ownership
 from .pace import PACE, MaintenancePace
 from .section_reader import SectionReader
 from .settings import ObjectsSettings
 from .store import ObjectStore
-from .store_clock import StoreClock
 from .stored_channel import StoredChannel
 from .submits import QueuedSubmit, channels_of
 
@@ -93,94 +84,34 @@ class ObjectWal(GroupWal):
         self.capabilities: Capabilities = CAPABILITIES if access is None else LINKED
         self._loop = asyncio.get_running_loop()
         self._settings = settings
-        if metrics is not None:
-            store = MeteredStore(store, metrics)
-        hedged = HedgedCreates(store, settings.hedge_share, metrics)
-        self._objects = LogObjects(store, try_store=try_store, hedged_creates=hedged)
-        self._state = LogState()
-        self._news = News()
-        self._cache = BlockCache(settings.cache_bytes)
-        clock = clock or SystemClock()
-        self._checkpoints = Checkpoints(self._objects, self._state)
-        self._time = StoreClock(clock)
-        self._tail = LogTail(
-            self._objects,
-            self._state,
-            self._checkpoints,
-            self._cache,
-            clock,
-            pace.overtaken_s,
-            self._owns,
-            self._on_read,
+        self._log = log = open_log(store, settings, pace, clock, metrics, try_store=try_store)
+        self._objects, self._state, self._news = log.objects, log.state, log.news
+        self._tail = LogTail(log, self._owns, self._on_read)
+        self._committer = Committer(log, self._on_durable, self._on_queued, self._on_lost)
+        self._maintenance = Maintenance(log, self._owns, self._commit)
+        self._ownership = Ownership(log, self._tail, self._committer, lambda: self._links.listen(), self._on_owned)
+        user = LinkUser(
+            submit_here=self._submit_here,
+            answer_ephemeral=lambda question: self._ephemeral.answer(question),
+            groups=lambda: None if self._groups is None else self._groups.service,
+            changed=self._on_link_changed,
         )
-        self._memory = EphemeralChannels(self._news.tell)
-        self._committer = Committer(
-            self._objects,
-            self._state,
-            settings,
-            self._time,
-            self._memory,
-            self._on_durable,
-            self._on_queued,
-            self._on_lost,
-        )
-        self._maintenance = Maintenance(
-            self._state,
-            self._checkpoints,
-            Compactor(self._objects, self._state, self._cache, self._time, pace, self._commit),
-            GarbageCollector(self._objects, self._state, self._checkpoints, self._time, pace.grace_s),
-            self._time,
-            pace,
-            self._owns,
-            self._commit,
-        )
-        self._ownership = Ownership(
-            self._objects,
-            self._state,
-            self._tail,
-            self._committer,
-            self._time,
-            settings,
-            lambda: self._links.listen(),
-            self._on_owned,
-        )
-        self._links = LogLinks(
-            self._objects,
-            self._state,
-            self._tail,
-            self._committer,
-            self._ownership,
-            settings,
-            access,
-            self._submit_here,
-            self._answer_ephemeral,
-            lambda: None if self._groups is None else self._groups.service,
-            self._on_link_changed,
-            self._news.fail,
-            may_own=may_own,
-        )
-        self._sections = SectionReader(
-            self._objects, self._cache, lambda: self._fresh(confirmed=True), lambda: self._closed
-        )
+        self._links = LogLinks(log, self._tail, self._committer, self._ownership, access, user, may_own=may_own)
+        self._sections = SectionReader(log, lambda: self._fresh(confirmed=True), self._is_closed)
+        self._ephemeral = EphemeralAccess(log, self._ownership, self._links.route, self._is_closed, self._wait)
         self._pending = PendingBytes(settings.pending_bytes, shown)
-        self._ephemeral = EphemeralAccess(
-            self._state,
-            self._memory,
-            self._ownership,
-            self._links.route,
-            self._news,
-            lambda: self._closed,
-            self._wait,
-        )
         self._groups: ObjectGroups | None = None  # while this process owns the log
         self._routed_groups: RoutedCoordinatorClient | None = None
         if access is not None:
-            self._routed_groups = RoutedCoordinatorClient(self._links.route, self._own_client, lambda: self._closed)
+            self._routed_groups = RoutedCoordinatorClient(self._links.route, self._own_client, self._is_closed)
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def _owns(self) -> bool:
         return self._committer.owns
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     async def open(self, *, must_be: bool = False, own: bool = False) -> None:
         """Read the log to its end, changing nothing unless it is to `own` the log, or be linked to its owner. Raises
@@ -228,7 +159,11 @@ class ObjectWal(GroupWal):
     async def _ends(self, channel: StoredChannel) -> tuple[bytes | None, bytes | None]:
         """The ids of its first and last entries."""
         if channel.policy.ephemeral:
-            return await self._ephemeral.ends(channel)
+            ends = await self._ephemeral.ends(channel)
+            if ends is None:  # what else there is to know is in the store
+                await self._fresh(confirmed=True)
+                self._ephemeral.check_there(channel)
+            return ends or (None, None)
         return channel.first_id, channel.latest
 
     async def truncate(self, channel: str, id: bytes) -> None:
@@ -259,8 +194,7 @@ class ObjectWal(GroupWal):
         Raises `ChannelNotFound`."""
         self._check_open()
         known = self._state.names.get(channel)
-        answered = self._committer.owns or self._links.route.link is not None
-        if known is not None and known.policy.ephemeral and answered:
+        if known is not None and known.policy.ephemeral:
             try:
                 return await use(known)
             except ChannelNotFound:
@@ -327,21 +261,12 @@ class ObjectWal(GroupWal):
     def _on_queued(self) -> None:
         self._links.on_queued()
 
-    async def _answer_ephemeral(self, question: Sequence[Any]) -> object:
-        return await self._ephemeral.answer(question)
-
     def _on_link_changed(self) -> None:
         self._news.tell()
         self._poll_while_awaited()
 
     def _on_owned(self) -> None:
-        self._groups = ObjectGroups(
-            self._state,
-            self._state.epoch,
-            self._submit_here,
-            self._committer.last_sent,
-            self._settings.delivery_timeout_s,
-        )
+        self._groups = ObjectGroups(self._log, self._submit_here, self._committer.last_sent)
         self._run("maintain the log", self._maintenance.run)
         self._news.tell()
 
@@ -351,9 +276,9 @@ class ObjectWal(GroupWal):
         self._news.tell()
 
     def _on_durable(self, block: Block) -> None:
-        self._cache.add(block)
+        self._log.cache.add(block)
         if any(row.channel == CONTROL for row in block.table):
-            self._memory.forget(self._state)
+            self._log.memory.forget(self._state)
             if self._groups is not None:
                 self._groups.coordinator.channels_changed()
         self._links.push(block)

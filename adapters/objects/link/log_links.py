@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ....runtime.errors import InvalidRequest, TidewalError, Unavailable
 from ....runtime.log.wal import Append, OnAppended
@@ -12,18 +13,14 @@ from ....runtime.waiting import ended
 from ..block import Block
 from ..committer import Committer
 from ..control import Control
-from ..log_objects import LogObjects
-from ..log_state import LogState
 from ..log_tail import LogTail
+from ..open_log import OpenLog
 from ..ownership import Ownership
 from .access import LinkAccess
 from .link_server import LinkServer
 from .linked_groups import LinkedGroupService
 from .log_link import LogLink
 from .owner_route import RETRY_S, OwnerRoute
-
-if TYPE_CHECKING:
-    from ..settings import ObjectsSettings
 
 
 class SubmitHere(Protocol):
@@ -32,45 +29,37 @@ class SubmitHere(Protocol):
     def __call__(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LinkUser:
+    """What the open log does for its links: `answer_ephemeral` answers as the owner what is asked about ephemeral
+    channels; `groups` are those of the owner, None in another process. `changed` is called where a link was made or is
+    gone."""
+
+    submit_here: SubmitHere
+    answer_ephemeral: Callable[[Sequence[Any]], Awaitable[object]]
+    groups: Callable[[], LinkedGroupService | None]
+    changed: Callable[[], None]
+
+
 class LogLinks:
     """Both ends of links, for one open log: what it asks of the owner, and what it answers as the owner."""
 
     def __init__(
         self,
-        objects: LogObjects,
-        state: LogState,
+        log: OpenLog,
         tail: LogTail,
         committer: Committer,
         ownership: Ownership,
-        settings: ObjectsSettings,
         access: LinkAccess | None,
-        submit_here: SubmitHere,
-        answer_ephemeral: Callable[[Sequence[Any]], Awaitable[object]],
-        groups: Callable[[], LinkedGroupService | None],
-        changed: Callable[[], None],
-        failed: Callable[[TidewalError], None],
+        user: LinkUser,
         *,
         may_own: bool,
     ) -> None:
-        """Without `access` this process is linked to none. `answer_ephemeral` answers as the owner what is asked about
-        ephemeral channels; `groups` are those of the owner, None in another process. `changed` is called where a link
-        was made or is gone, `failed` with an error of what lies in the store."""
-        self._objects, self._state, self._tail = objects, state, tail
+        """Without `access` this process is linked to none."""
+        self._log, self._tail, self._user = log, tail, user
         self._committer, self._ownership = committer, ownership
-        self._answer_ephemeral, self._groups = answer_ephemeral, groups
-        self._submit_here, self._changed, self._failed = submit_here, changed, failed
         self._server = None if access is None else LinkServer(access, self)
-        self.route: OwnerRoute = OwnerRoute(
-            objects,
-            state,
-            tail,
-            ownership,
-            access,
-            self,
-            settings.delivery_timeout_s,
-            settings.lease_s,
-            may_own=may_own,
-        )
+        self.route: OwnerRoute = OwnerRoute(log, tail, ownership, access, self, may_own=may_own)
         self._reading: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._unread = False
@@ -84,7 +73,7 @@ class LogLinks:
 
     async def listen(self) -> str:
         """Take links from now on; the address for the claim, "" where there is none."""
-        return "" if self._server is None else await self._server.listen(self._objects.writer.hex())
+        return "" if self._server is None else await self._server.listen(self._log.objects.writer.hex())
 
     def push(self, block: Block) -> None:
         """Send an acknowledged block to all that follow."""
@@ -103,11 +92,11 @@ class LogLinks:
 
     def submit_here(self, entries: Sequence[Append], controls: Sequence[Control], done: OnAppended) -> None:
         """`LinkedOwner.submit_here`."""
-        self._submit_here(entries, controls, done)
+        self._user.submit_here(entries, controls, done)
 
     def link_ended(self, link: int) -> None:
         """`LinkedOwner.link_ended`."""
-        groups = self._groups()
+        groups = self._user.groups()
         if groups is not None:
             groups.disconnected(link)
 
@@ -118,14 +107,14 @@ class LogLinks:
                 await self._ownership.confirm()
                 if not self.owns:
                     raise Unavailable("this process does not own the log any more")
-                return list(self._state.place)
+                return list(self._log.state.place)
             case [str(group_method), *_] if group_method == "beat" or group_method.startswith("group."):
-                groups = self._groups()
+                groups = self._user.groups()
                 if groups is None:
                     raise Unavailable("this process does not own the log any more")
                 return await groups.ask(link, client, method, arguments)
             case ["ephemeral", *question]:
-                return await self._answer_ephemeral(question)
+                return await self._user.answer_ephemeral(question)
             case _:
                 raise InvalidRequest(f"{method[:100]!r} with these arguments is no question of links")
 
@@ -133,7 +122,7 @@ class LogLinks:
 
     def on_block(self, epoch: int, number: int, data: bytes) -> None:
         """`LinkObserver.on_block`."""
-        if not self._tail.offer(self._objects.decode(epoch, number, data)):
+        if not self._tail.offer(self._log.objects.decode(epoch, number, data)):
             self.on_unsent_block()
 
     def on_unsent_block(self) -> None:
@@ -151,7 +140,7 @@ class LogLinks:
                 self._unread = True
                 await asyncio.sleep(RETRY_S)
             except TidewalError as error:
-                self._failed(error)
+                self._log.news.fail(error)
 
     def on_room(self) -> None:
         """`LinkObserver.on_room`."""
@@ -160,12 +149,12 @@ class LogLinks:
     def on_unusable(self, link: LogLink) -> None:
         """`LinkObserver.on_unusable`."""
         self._committer.wake()
-        self._changed()
+        self._user.changed()
 
     def on_linked(self) -> None:
         """`RouteObserver.on_linked`."""
         self._committer.wake()
-        self._changed()
+        self._user.changed()
 
     def on_unreachable(self, why: Unavailable) -> None:
         """`RouteObserver.on_unreachable`."""

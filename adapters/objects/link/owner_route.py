@@ -10,9 +10,9 @@ from typing import Protocol
 from ....runtime.direct.address import HostPort
 from ....runtime.errors import Closed, Overloaded, TidewalError, Unavailable
 from ....runtime.waiting import ended
-from ..log_objects import Claimant, LogObjects
-from ..log_state import LogState
+from ..log_objects import Claimant
 from ..log_tail import LogTail
+from ..open_log import OpenLog
 from ..ownership import Ownership, outcome
 from .access import LinkAccess
 from .log_link import LinkObserver, LogLink
@@ -44,24 +44,20 @@ class OwnerRoute:
 
     def __init__(
         self,
-        objects: LogObjects,
-        state: LogState,
+        log: OpenLog,
         tail: LogTail,
         ownership: Ownership,
         access: LinkAccess | None,
         observer: RouteObserver,
-        patience_s: float,
-        lease_s: float,
         *,
         may_own: bool,
     ) -> None:
-        """Without `access` there are no links. `patience_s` is for how long an owner is looked for (seconds), and
-        longer where this process may own the log and waits for a lease. In `lease_s` seconds an owner that reaches the
-        store puts a block."""
-        self._objects, self._state, self._tail, self._ownership = objects, state, tail, ownership
+        """Without `access` there are no links."""
+        self._objects, self._state, self._tail, self._ownership = log.objects, log.state, tail, ownership
         self._access, self._observer, self._may_own = access, observer, may_own
-        self.patience_s: float = patience_s
-        self._lease_s = lease_s
+        # For so long an owner is looked for, and longer where this process may own the log and waits for a lease.
+        self.patience_s: float = log.settings.delivery_timeout_s
+        self._lease_s = log.settings.lease_s  # in which an owner that reaches the store puts a block
         self._link: LogLink | None = None
         self._connecting = asyncio.Lock()
         self._hopeful = False

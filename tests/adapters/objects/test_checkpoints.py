@@ -29,7 +29,7 @@ async def owner_with_checkpoints(processes: Processes, number: int) -> tuple[Pro
     """An owner of a log that has so many checkpoints at least, and some entries behind them; with all entries."""
     owner = await processes.owner("a")
     written: list[bytes] = []
-    while owner.wal._checkpoints.newest < number:
+    while owner.wal._log.checkpoints.newest < number:
         written.append(b"%d" % len(written))
         await owner.wal.append("a", written[-1])
     await owner.wal.append("a", b"behind")
@@ -56,19 +56,19 @@ async def test_an_old_checkpoint_that_arrives_late_is_only_an_old_one(processes:
     for number in (2, 3, 4):
         del bodies[checkpoint_key(number)]
     reader = await processes.open()
-    assert reader.wal._checkpoints.newest == 5
+    assert reader.wal._log.checkpoints.newest == 5
     assert await entries_of(reader.wal, "a", len(written)) == written
 
 
 @virtual
 async def test_an_owner_that_slept_makes_no_checkpoint_behind_a_later_one(processes: Processes) -> None:
     owner, written = await owner_with_checkpoints(processes, 2)
-    number = owner.wal._checkpoints.newest + 1
+    number = owner.wal._log.checkpoints.newest + 1
     owner.store.stop()
-    making = asyncio.ensure_future(owner.wal._checkpoints.make())
+    making = asyncio.ensure_future(owner.wal._log.checkpoints.make())
     await elapse(1)
     successor = await processes.open()
-    while successor.wal._checkpoints.newest < number:
+    while successor.wal._log.checkpoints.newest < number:
         await elapse(1)
         try:
             await successor.wal.append("a", b"%d" % len(written))
@@ -94,7 +94,7 @@ async def test_opening_a_log_of_100_gib_costs_a_bounded_number_of_requests(proce
             channel.add(StoredSection(f"run/{1:016x}/{number // 3:016x}", 1, 0, row, (Piece(0, row.first_seq),)))
             state.seq += 1000
     assert sum(section.row.length for channel in state.channels() for section in channel.sections) == 100 * 1024 * MIB
-    await owner.wal._checkpoints.make()
+    await owner.wal._log.checkpoints.make()
     processes.kill(owner)
     before = sum(processes.objects.requests.values())
     reader = await processes.open()
@@ -184,14 +184,14 @@ async def test_an_owner_that_was_open_for_long_makes_its_checkpoints_behind_thos
     """It knows a checkpoint that was deleted long ago, and in the places of those that followed is none."""
     owner, written = await owner_with_checkpoints(processes, 2)
     successor = await processes.open()
-    known = successor.wal._checkpoints.newest
+    known = successor.wal._log.checkpoints.newest
     following = checkpoint_key(known + 1)
-    while owner.wal._checkpoints.newest == known or following in processes.objects.bodies:
+    while owner.wal._log.checkpoints.newest == known or following in processes.objects.bodies:
         await elapse(1)
         written.append(b"%d" % len(written))
         await owner.wal.append("a", written[-1])
         assert await successor.wal.latest_id("a") is not None  # so it looks again and again
-    assert successor.wal._checkpoints.newest == known
+    assert successor.wal._log.checkpoints.newest == known
     processes.kill(owner)
     written.append(b"successor")
     await until_owned(successor, "a")

@@ -31,7 +31,7 @@ async def test_entries_of_a_channel_that_their_block_drops_are_not_kept(processe
     assert owner.wal._committer._number == number + 1, "both are in one block"
     assert await owner.wal.latest_id("a") == durable
     assert ephemeral
-    assert owner.wal._memory._channels == {}
+    assert owner.wal._log.memory._channels == {}
     with pytest.raises(ChannelNotFound):
         await owner.wal.latest_id("e")
 
@@ -131,3 +131,17 @@ async def test_a_reader_ends_with_the_channel_that_it_reads_also_where_another_h
         await owner.wal.append("x", b"after")
         with pytest.raises(ChannelNotFound):
             await anext(reader)
+
+
+@linked
+async def test_a_durable_channel_that_was_an_ephemeral_one_is_there_without_an_owner(
+    processes: LinkedProcesses,
+) -> None:
+    owner = await processes.owner("a")
+    await made_again(owner, EPHEMERAL)
+    others = [await processes.open(seed, may_own=False) for seed in range(2)]
+    await made_again(owner, DURABLE)
+    last = await owner.wal.append("x", b"x")
+    processes.kill(owner)
+    assert await others[0].wal.latest_id("x") == last
+    assert await entries_of(others[1].wal, "x", 1) == [b"x"]
