@@ -23,7 +23,7 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
     appends    number settled entries       → ids, joined
     cancel     seq                          → nil
     stand_down                              → nil
-    group.*    as `owner/group_service.py` says
+    group.*    as `runtime/groups/request_service.py` says, single ids as `owner/group_service.py` does
 
 `client` is 16 bytes that name the asking process, or nil for one that only reads; with `number` they let the owner
 recognise an append that is sent again; all numbers up to `settled` are answered. `appends` carries up to `APPENDS`

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol, cast
 
 from ....runtime.direct.address import HostPort
@@ -37,13 +36,9 @@ class LinkedOwner(Protocol):
         """`Wal.submit`, with control entries: into the log by this process, or not at all."""
         ...
 
-    async def answer(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
-        """The answer to an `ask` of the process `client` over the link with this number, as msgpack takes it. Raises
-        `InvalidRequest` for what is none."""
-        ...
-
-    def link_ended(self, link: int) -> None:
-        """The link with this number has ended."""
+    async def answer(self, client: bytes, method: str, arguments: Sequence[Any]) -> object:
+        """The answer to an `ask` of the process `client`, as msgpack takes it. Raises `InvalidRequest` for what is
+        none."""
         ...
 
 
@@ -58,7 +53,6 @@ class LinkServer:
         self.retired: bool = False
         self._listener: Listener | None = None
         self._links: dict[ServedLink, None] = {}
-        self.numbers: Iterator[int] = count(1)
 
     async def listen(self, name: str) -> str:
         """Take links from now on, as the process with the id `name`. Returns the address for others, "" where the
@@ -123,7 +117,6 @@ class ServedLink(AcceptingEnd):
     def __init__(self, server: LinkServer) -> None:
         super().__init__(server.name, server.access.key)
         self._server = server
-        self._number = next(server.numbers)
         self._follows = self._over = False
         self._answering: dict[asyncio.Task[None], int] = {}
 
@@ -133,7 +126,6 @@ class ServedLink(AcceptingEnd):
 
     def on_end(self) -> None:
         self._server.gone(self)
-        self._server.owner.link_ended(self._number)
         for task in self._answering:
             task.cancel()
 
@@ -196,7 +188,7 @@ class ServedLink(AcceptingEnd):
                 self._server.replace_earlier(self)
                 self._follows, result = True, None
             else:
-                result = await self._server.owner.answer(self._number, self.client, method, arguments)
+                result = await self._server.owner.answer(self.client, method, arguments)
         except Closed as error:
             result = Unavailable(f"the owner of the log has closed it: {error.message}")
         except TidewalError as error:

@@ -1,4 +1,4 @@
-"""Consumer groups over links: the requests of `adapters/rocksmq/owner/group_service.py`, with ids as they are."""
+"""Consumer groups over links: the requests of `runtime/groups/request_service.py`, with ids as they are."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ....runtime.errors import Closed, InvalidRequest, Unavailable
 from ....runtime.groups.coordinator import MAX_SINGLE_ACKS
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.groups.forwarding_client import ForwardingClient
+from ....runtime.groups.request_client import RequestCoordinatorClient, SessionHeartbeat
+from ....runtime.groups.request_service import GroupRequestService
 from ....runtime.log.wal import Append
-from ...rocksmq.client.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
-from ...rocksmq.owner.group_service import GroupService
 from .log_link import LogLink
 from .messages import check_entries
 from .owner_route import RETRY_S, OwnerRoute
@@ -20,12 +20,9 @@ from .owner_route import RETRY_S, OwnerRoute
 T = TypeVar("T")
 
 
-class LinkedGroupService(GroupService):
+class LinkedGroupService(GroupRequestService):
     """The groups of the owner, for members in other processes. One that is gone has left when its session is over, not
     when its link is: a link ends also where a handler keeps the loop of its process from running."""
-
-    def _release(self, client: bytes) -> None:
-        pass
 
     def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
         return list(ids)
@@ -36,27 +33,19 @@ class LinkedGroupService(GroupService):
             raise InvalidRequest(f"single ids are bytes, {MAX_SINGLE_ACKS} at most")
         return ids
 
-    async def ask(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
-        """The result of one request of the process `client` that came over a link with this number."""
-        if link not in self._clients:
-            self.connected(link, client)
+    async def ask(self, client: bytes, method: str, arguments: Sequence[Any]) -> object:
+        """The result of one request of the process `client` that came over a link."""
         if method == "group.join":
-            self._forget_ended()
+            self.forget_ended()
         if method == "group.commit" and len(arguments) == 4 and isinstance(arguments[3], list):
             rows = cast("list[Sequence[Any]]", arguments[3])
             outputs = [Append(*row[:3]) for row in rows]
             check_entries(outputs)
             arguments = [*arguments[:3], outputs]
-        return await self.answer(link, method, arguments)
-
-    def _forget_ended(self) -> None:
-        """Forget those that have left without a word: nothing else tells of the end of a session."""
-        for group, member in list(self._memberships):
-            if not self._coordinator.has_member(group, member):
-                del self._memberships[group, member]
+        return await self.answer(client, method, arguments)
 
 
-class LinkCoordinatorClient(SocketCoordinatorClient):
+class LinkCoordinatorClient(RequestCoordinatorClient):
     """`CoordinatorClient` over one link."""
 
     def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:

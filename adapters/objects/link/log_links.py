@@ -94,13 +94,7 @@ class LogLinks:
         """`LinkedOwner.submit_here`."""
         self._user.submit_here(entries, controls, done)
 
-    def link_ended(self, link: int) -> None:
-        """`LinkedOwner.link_ended`."""
-        groups = self._user.groups()
-        if groups is not None:
-            groups.disconnected(link)
-
-    async def answer(self, link: int, client: bytes, method: str, arguments: Sequence[Any]) -> object:
+    async def answer(self, client: bytes, method: str, arguments: Sequence[Any]) -> object:
         """`LinkedOwner.answer`."""
         match [method, *arguments]:
             case ["confirm"]:
@@ -112,7 +106,7 @@ class LogLinks:
                 groups = self._user.groups()
                 if groups is None:
                     raise Unavailable("this process does not own the log any more")
-                return await groups.ask(link, client, method, arguments)
+                return await groups.ask(client, method, arguments)
             case ["ephemeral", *question]:
                 return await self._user.answer_ephemeral(question)
             case _:

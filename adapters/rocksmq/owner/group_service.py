@@ -1,178 +1,39 @@
-"""Consumer groups over the socket: what the owner answers to members in other processes.
-
-These requests belong to the protocol that `adapters/rocksmq/protocol.py` describes:
-
-    group.join      group member channels start session_timeout_s   → nil
-    group.shares    group member seen wait_s                        → [version, {channel: assignment}, revoking]
-    group.commit    group member acks outputs                       → ids
-    group.release   group member channel epoch                      → nil
-    group.seek      group member channel epoch upto                 → nil
-    group.leave     group member                                    → nil
-    group.list                                                      → [[group, positions, {member: channels}], …]
-    group.move      group channel upto                              → nil
-    group.drop      group                                           → nil
-    beat            group member                                    → nil
-
-`start` is "earliest" or "latest". An assignment is [epoch, acked to, single ids, metadata], an ack [channel, epoch,
-upto or nil, single ids, metadata or nil]; single ids travel as runs: first number, count, first number, count, …
-`outputs` are entries. `group.shares` waits up to `wait_s` (≤ `WAIT_LIMIT_S`) for another version than `seen`, unless
-that is nil. Every request of a member is a heartbeat of its session; `beat` is nothing else.
-"""
+"""Consumer groups over the socket: the requests of `runtime/groups/request_service.py`, single ids as runs of numbers:
+first number, count, first number, count, …"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import cast
 
-from ....runtime.errors import InvalidRequest, TidewalError
-from ....runtime.groups.assignment_state import Done
+from ....runtime.errors import InvalidRequest
 from ....runtime.groups.coordinator import MAX_SINGLE_ACKS, GroupCoordinator
-from ....runtime.groups.coordinator_client import Ack
-from ....runtime.groups.local_coordinator_client import settled
-from ....runtime.log.wal import Append, From
+from ....runtime.groups.request_service import GroupRequestService
 from ..journal.channels import ids_of_runs, runs_of_ids
-from ..protocol import WAIT_LIMIT_S
 from .client_resources import RETURN_S, ClientResources
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Membership:
-    """What the service knows of a member. Where another client joins as the same member, its membership replaces
-    this."""
-
-    client: bytes
-    changed: asyncio.Event
-    wake: Callable[[], None]  # the membership's `changed` at the coordinator
-
-
 class GroupService(ClientResources):
-    """Answers the group requests of one server, on its loop. The members of a client that is gone have left. Another
-    log than RocksMQ derives a class that has its ids in requests in another way."""
+    """Answers the group requests of one server, on its loop. The members of a client that is gone have left."""
 
     def __init__(self, coordinator: GroupCoordinator, *, return_s: float = RETURN_S) -> None:
         super().__init__(return_s)
-        self._coordinator = coordinator
-        self._memberships: dict[tuple[str, str], _Membership] = {}  # by group and member
-
-    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
-        """Single ids as answers have them."""
-        return runs_of_ids(ids)
-
-    def decode_ids(self, wire: Sequence[object]) -> Sequence[bytes]:
-        """Single ids of a request. Raises `InvalidRequest`."""
-        return _ids(wire)
-
-    def _release(self, client: bytes) -> None:
-        for group, member in [key for key, membership in self._memberships.items() if membership.client == client]:
-            self._leave(client, group, member)
+        self._requests = _SocketGroupRequests(coordinator)
 
     async def answer(self, connection_id: int, method: str, arguments: Sequence[object]) -> object:
         """The result of one request, as msgpack takes it. Raises what the coordinator raises, and `InvalidRequest`."""
-        match [method, *arguments]:
-            case ["beat", str(group), str(member)]:
-                return self._coordinator.beat(group, member)
-            case ["group.join", str(group), str(member), names, "earliest" | "latest" as start, float(timeout_s)]:
-                return await self._join(connection_id, group, member, _list(names), From(start), timeout_s)
-            case ["group.shares", str(group), str(member), int() | None as seen, int() | float() as wait_s]:
-                return await self._assignment(group, member, seen, wait_s)
-            case ["group.commit", str(group), str(member), acks, outputs]:
-                return await self._commit(group, member, _list(acks), _list(outputs))
-            case ["group.release", str(group), str(member), str(channel), int(epoch)]:
-                return self._coordinator.release(group, member, channel, epoch)
-            case ["group.seek", str(group), str(member), str(channel), int(epoch), bytes(upto)]:
-                seek = self._coordinator.seek
-                return await settled(lambda done: seek(group, member, channel, epoch, upto, done))
-            case ["group.leave", str(group), str(member)]:
-                return self._leave(self._clients.get(connection_id), group, member)
-            case ["group.list"]:
-                return [
-                    [info.name, info.positions, {member: sorted(held) for member, held in info.members.items()}]
-                    for info in self._coordinator.groups()
-                ]
-            case ["group.move", str(group), str(channel), bytes(upto)]:
-                return await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
-            case ["group.drop", str(group)]:
-                return await settled(lambda done: self._coordinator.drop_group(group, done))
-            case _:
-                raise InvalidRequest(f"{method[:100]!r} with these arguments is no request of the protocol")
+        return await self._requests.answer(self._clients.get(connection_id), method, arguments)
 
-    async def _join(
-        self, connection_id: int, group: str, member: str, names: list[object], start: From, timeout_s: float
-    ) -> None:
-        client = self._clients.get(connection_id)
-        if client is None:
-            raise InvalidRequest("a client that joins a group needs an id")
-        if not all(isinstance(name, str) for name in names):
-            raise InvalidRequest("channels are a list of names")
-        channels = cast("list[str]", names)
-        changed = asyncio.Event()
-        joining = _Membership(client, changed, partial(_wake, asyncio.get_running_loop(), changed))
-
-        def join(done: Done) -> None:
-            self._coordinator.join(group, member, channels, start, timeout_s, joining.wake, done)
-            self._memberships[group, member] = joining  # only now: a join that is refused ends no membership
-
-        try:
-            await settled(join)
-        except TidewalError:
-            if self._memberships.get((group, member)) is joining:  # its positions could not be stored
-                del self._memberships[group, member]
-            raise
-
-    async def _assignment(self, group: str, member: str, seen: int | None, wait_s: float) -> object:
-        membership = self._memberships.get((group, member))
-        changed = None if membership is None else membership.changed
-        if changed is not None:
-            changed.clear()  # before looking: what changes from now on sets it again
-        assignment = self._coordinator.assignment(group, member)
-        if changed is not None and wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
-                    # A loop, because a wake for a version that was seen already may come late, from another thread.
-                    while assignment.version == seen:
-                        await changed.wait()
-                        changed.clear()
-                        assignment = self._coordinator.assignment(group, member)
-        held = {
-            name: [channel.epoch, channel.acked_to, self.encode_ids(channel.acked), channel.metadata]
-            for name, channel in assignment.held.items()
-        }
-        return [assignment.version, held, sorted(assignment.revoking)]
-
-    async def _commit(self, group: str, member: str, acks: list[object], outputs: list[object]) -> object:
-        if not all(isinstance(output, Append) for output in outputs):
-            raise InvalidRequest("the outputs of a commit are entries")
-        wanted, entries = [self._ack(ack) for ack in acks], cast("list[Append]", outputs)
-        return await settled(lambda done: self._coordinator.commit(group, member, wanted, entries, done))
-
-    def _ack(self, argument: object) -> Ack:
-        match _list(argument):
-            case [str(channel), int(epoch), bytes() | None as upto, ids, bytes() | None as metadata]:
-                return Ack(channel, epoch, upto, tuple(self.decode_ids(_list(ids))), metadata)
-            case _:
-                raise InvalidRequest("an acknowledgement is a channel, an epoch, an id, single ids and metadata")
-
-    def _leave(self, client: bytes | None, group: str, member: str) -> None:
-        """End the membership if it is the client's: another may be that member by now."""
-        membership = self._memberships.get((group, member))
-        if membership is not None and membership.client == client:
-            del self._memberships[group, member]
-            self._coordinator.leave(group, member, membership.wake)
+    def _release(self, client: bytes) -> None:
+        self._requests.leave_all(client)
 
 
-def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task waits any more
-        loop.call_soon_threadsafe(changed.set)
+class _SocketGroupRequests(GroupRequestService):
+    def encode_ids(self, ids: Iterable[bytes]) -> Sequence[object]:
+        return runs_of_ids(ids)
 
-
-def _list(argument: object) -> list[object]:
-    if not isinstance(argument, list):
-        raise InvalidRequest("the request has something else where a list should be")
-    return cast("list[object]", argument)
+    def decode_ids(self, wire: Sequence[object]) -> Sequence[bytes]:
+        return _ids(wire)
 
 
 def _ids(runs: Sequence[object]) -> list[bytes]:

@@ -9,7 +9,7 @@ import threading
 import msgpack
 import pytest
 
-from tidewal.adapters.rocksmq.client.socket_coordinator_client import SessionHeartbeat, SocketCoordinatorClient
+from tidewal.adapters.rocksmq.client.socket_coordinator_client import SocketCoordinatorClient
 from tidewal.adapters.rocksmq.journal.channels import encode_id
 from tidewal.adapters.rocksmq.owner.group_service import GroupService
 from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, PositionLost, from_wire, to_wire
@@ -17,6 +17,7 @@ from tidewal.runtime.groups.coordinator import MAX_SINGLE_ACKS
 from tidewal.runtime.groups.coordinator_client import Ack
 from tidewal.runtime.groups.group_consumer import start_member
 from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
+from tidewal.runtime.groups.request_client import SessionHeartbeat
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId
 
 PLAIN = ChannelPolicy()
@@ -163,7 +164,9 @@ async def test_a_question_for_changes_waits_for_one(store, connect):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
-        pair.service._memberships["g", "m"].changed.set()  # a wake that comes late: the change was seen already
+        pair.service._requests._memberships[
+            "g", "m"
+        ].changed.set()  # a wake that comes late: the change was seen already
     await store.create_channel("new", PLAIN)
     changed = await waiting
     assert changed.version > seen.version
@@ -236,7 +239,7 @@ async def test_members_of_a_process_that_died_have_left(store, connect):
     async with asyncio.timeout(20):
         while await members(store):  # noqa: ASYNC110 -- the service has no event for it
             await asyncio.sleep(0)
-    assert pair.service._memberships == pair.service._leaving == pair.service._clients == {}
+    assert pair.service._requests._memberships == pair.service._leaving == pair.service._clients == {}
 
 
 async def test_a_client_that_comes_back_in_time_is_still_a_member(store, connect):
@@ -262,7 +265,7 @@ async def test_a_membership_that_another_client_took_over_outlives_the_first(sto
     assert await members(store) == {"m": frozenset({"a"})}
     other.service.disconnected(other.connection)
     await expired(one.service)
-    assert await members(store) == one.service._memberships == {}
+    assert await members(store) == one.service._requests._memberships == {}
 
 
 async def test_a_member_of_the_owner_itself_outlives_the_client_that_it_follows(store, connect):
@@ -285,7 +288,7 @@ async def test_a_refused_join_ends_no_membership(store, connect, joins):
     assert await members(store) == {"m": frozenset({"a"})}
     pair.service.disconnected(pair.connection)
     await expired(pair.service)
-    assert await members(store) == pair.service._memberships == {}
+    assert await members(store) == pair.service._requests._memberships == {}
 
 
 async def test_a_refused_join_does_not_silence_the_membership_there_was(store, connect):
@@ -308,7 +311,7 @@ async def test_a_member_that_leaves_leaves_nothing_behind(store, connect):
     remote = connect(pair)
     await remote.join("g", "m", ["a"], From.EARLIEST, 30.0)
     await remote.leave("g", "m")
-    assert pair.service._memberships == {}
+    assert pair.service._requests._memberships == {}
     assert await members(store) == {}
 
 
@@ -359,7 +362,7 @@ async def test_nonsense_is_refused_by_type_and_changes_nothing(store, connect, m
     with pytest.raises(InvalidRequest):
         await pair.ask(method, *arguments)
     assert await store.groups() == []
-    assert pair.service._memberships == {}
+    assert pair.service._requests._memberships == {}
     await connect(pair).join("g", "m", ["a"], From.EARLIEST, 30.0)
 
 
