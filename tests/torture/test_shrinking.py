@@ -39,3 +39,10 @@ async def test_without_time_all_is_left_as_it_is(rng: random.Random) -> None:
 
 def test_one_seed_draws_the_same_faults(seed: int) -> None:
     assert some(random.Random(seed)) == some(random.Random(seed))
+
+
+def test_each_round_has_a_decisive_fault_once_its_clients_have_begun(rng: random.Random) -> None:
+    for _ in range(100):
+        faults = draw(rng, ["cut"], ["node"], 40.0, decisive=["owner killed", "owner stopped"])
+        [decisive] = [fault for fault in faults if fault.kind.startswith("owner")]
+        assert 10 <= decisive.at_s <= 40
