@@ -62,7 +62,8 @@ class GroupConsumer:
 
     When the connection is lost or the session ended the member joins again by itself; what was delivered and not
     acknowledged is delivered again. While joining fails it goes on trying, and the iteration raises `Unavailable` each
-    time the session timeout has passed without success. Keeps one batch read ahead per channel, and a few words for
+    time the session timeout has passed without success; where joining is refused for good it raises why from then on,
+    and the session ends. Keeps one batch read ahead per channel, and a few words for
     each batch that is not acknowledged.
     """
 
