@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.named_producers import CHANNELS, CutOffWal, clock_of
-from tidewal.runtime.clock import HybridClock, physical_ms, to_datetime
+from tidewal.runtime.clock import HybridClock, add_ms, physical_ms, to_datetime
 from tidewal.runtime.delays import releaser
 from tidewal.runtime.delays.delayed import DelayedId, cancellation, delayed_record
 from tidewal.runtime.errors import InvalidRequest, TidewalError
 from tidewal.runtime.log.record import Record, RecordType, decode, stamp
-from tidewal.runtime.log.wal import Append, Entry, From, OnAppended
+from tidewal.runtime.log.wal import Append, Entry, From, OnAppended, Start
 from tidewal.runtime.ownership import producer_delays
 from tidewal.runtime.ownership.producer import Producer, open_producer
 from tidewal.runtime.streams.channel_reader import ChannelReader
@@ -131,6 +131,51 @@ def test_wrong_times_and_records_are_refused():
                     await producer.schedule(records, **times)
 
     run_virtual(main())
+
+
+def test_what_the_log_has_before_the_due_time_counts_however_late_it_is_read_or_answered():
+    """A cancellation is there once it has a timestamp below the due time."""
+
+    class LateWal(MemoryWal):
+        async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+            async for entries in super().read(channel, start):
+                await asyncio.sleep(0.3 if channel.endswith(".delays") else 0.0)
+                yield entries
+
+    async def main(wal: MemoryWal) -> None:
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            for number in range(20):
+                due_s = clock.monotonic() + 1
+                [id] = await producer.schedule([("orders-0", b"%d" % number)], deliver_after_s=1)
+                await asyncio.sleep(due_s - 0.02 - clock.monotonic())
+                assert await producer.cancel(id)
+            await producer.schedule([("orders-0", b"last")], deliver_after_s=1)
+            assert [bytes(each.body) for each in await delivered(wal, 1)] == [b"last"]
+
+    for wal in (
+        LateWal(MemoryLog()),
+        MemoryWal(MemoryLog(), FaultPlan(3, Rates(delay=0.5, delay_s_max=0.2), channels=".delays")),
+    ):
+        clock = VirtualClock()
+        run_virtual(main(wal), clock)
+
+
+def test_a_log_ahead_of_the_wall_clock_sends_nothing_early():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        ahead = clock_of(clock)
+        ahead.observe(add_ms(ahead.now(), 8_000))
+        wal = MemoryWal(MemoryLog())
+        async with open_producer(wal, "shop", CHANNELS, clock=ahead, delays=True) as producer:
+            begun_s = clock.monotonic()
+            await producer.schedule([("orders-0", b"one")], deliver_after_s=2)
+            await producer.schedule([("orders-0", b"two")], deliver_after_s=20)
+            for after_s in (2, 20):
+                await delivered(wal, 1 if after_s == 2 else 2)
+                assert clock.monotonic() - begun_s >= after_s
+
+    run_virtual(main(), clock)
 
 
 def test_what_is_due_while_nobody_is_there_comes_when_the_producer_is_back():
