@@ -112,9 +112,13 @@ class DelayBuffer:
         """The first messages with an effective due time at or below `upto`, each once: at most `count`, and no more
         once they have `size` bytes. Cancelled ones are passed over. Call `finish` when the messages are released."""
         found: list[DelayedMessage] = []
-        while len(found) < count and size > 0 and (next_due := self.next_due) is not None and next_due <= upto:
-            self._handed_out.append(id := heapq.heappop(self._order))
-            pending = self._pending[id]
+        end = DelayedId(upto + 1, 0, 0).to_bytes()
+        while len(found) < count and size > 0 and self._order and self._order[0] < end:
+            id = heapq.heappop(self._order)
+            pending = self._pending.get(id)
+            if pending is None:
+                continue
+            self._handed_out.append(id)
             if pending.message.record is not None:
                 found.append(pending.message)
                 size -= pending.size

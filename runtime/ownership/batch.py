@@ -170,7 +170,17 @@ def prepared(
 
 def sourced(source: str, offset: bytes, record: Record) -> Record:
     """The record as the log must have it, so that a next owner knows how far the source has come."""
-    return replace(record, tags={**record.tags, SOURCE: source, SOURCE_OFFSET: offset})
+    return Record(  # `replace` takes four times as long
+        record.type,
+        producer=record.producer,
+        pseq=record.pseq,
+        vchannel=record.vchannel,
+        key=record.key,
+        tags={**record.tags, SOURCE: source, SOURCE_OFFSET: offset},
+        trace=record.trace,
+        schema_version=record.schema_version,
+        body=record.body,
+    )
 
 
 def recorded_source(record: Record) -> tuple[str, bytes] | None:
