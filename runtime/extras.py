@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from .errors import Unsupported
 
-NODE = ("deltalake", "lark", "numpy", "pyarrow")
+NODE = ("deltalake", "numpy", "pyarrow")
 
 
 def install_command(extra: str, distribution: str = "tidewal") -> str:

@@ -15,10 +15,10 @@ from lark.exceptions import VisitError
 from lark.visitors import Transformer_NonRecursive
 
 from ...runtime.errors import InvalidFilter, TidewalError
+from ...runtime.filters.grammar import parse, unquote
 from ...runtime.rows.schema import CollectionSchema
 from . import expressions
 from .expressions import Evaluate, Expression, ValueKind
-from .grammar import parse, unquote
 
 MAX_CACHED_FILTERS: Final = 256
 
@@ -95,6 +95,10 @@ class _Compiler(Transformer_NonRecursive):  # pyright: ignore[reportMissingTypeA
             raise InvalidFilter(f"at {position}: no column {name!r}{hint}", position=position)
         self.columns.add(name)
         return expressions.column(name, _KINDS[field.type], position)
+
+    def member(self, children: list[Token]) -> Expression:
+        position = _position(children[0])
+        raise InvalidFilter(f"at {position}: columns have no members, {children[0]} neither", position=position)
 
     def integer(self, children: list[Token]) -> Expression:
         position = _position(children[0])

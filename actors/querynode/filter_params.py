@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.errors import InvalidFilter
+from ...runtime.filters.grammar import quote
 from ...runtime.nearest import nearest
-from .grammar import quote
 
 Scalar: TypeAlias = str | int | float | bool | date
 FilterParams: TypeAlias = Mapping[str, Scalar | Sequence[Scalar] | npt.NDArray[np.generic] | None]

@@ -1,13 +1,15 @@
-"""The grammar of filter expressions: Milvus' boolean expressions, parsed by LALR(1) without recursion.
+"""The grammar of filters of queries and subscriptions: Milvus' boolean expressions, parsed by LALR(1) without
+recursion.
 
     origin == "JFK" and (dep_delay > 15 or air_time is null) and 6 <= hour < 12
     carrier in ["AA", "B6"] and tailnum like "N1%" and not (distance / 2 % 7 == 3)
     scheduled >= "2013-07-01T00:00:00Z"
 
 Words are case-insensitive; `&&`, `||` and `!` mean and, or, not. Binding from loose to tight: or, and, not,
-comparisons, `+ -`, `* / %`, sign. Strings stand in single or double quotes and know the escapes of JSON, `\\" \\\\ \\/
-\\b \\f \\n \\r \\t \\uXXXX`, and `\\'`. In a pattern of `like`, `\\%` and `\\_` stay as they are, which tells them from
-its wildcards `%` (any text) and `_` (one character). No other character can stand behind a backslash.
+comparisons, `+ -`, `* / %`, sign. Items stand in brackets or in parentheses. Strings stand in single or double quotes
+and know the escapes of JSON, `\\" \\\\ \\/ \\b \\f \\n \\r \\t \\uXXXX`, and `\\'`. In a pattern of `like`, `\\%` and
+`\\_` stay as they are, which tells them from its wildcards `%` (any text) and `_` (one character). No other character
+can stand behind a backslash. In `NAME["TEXT"]` the text names a member: `tags["content-type"]`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Final, cast
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from ...runtime.errors import InvalidFilter
+from ..errors import InvalidFilter
 
 MAX_FILTER_LENGTH: Final = 64 * 1024  # characters
 
@@ -42,12 +44,14 @@ _GRAMMAR: Final = r"""
        | atom
 ?atom: literal
      | NAME                            -> column
+     | NAME "[" STRING "]"             -> member
      | "(" disjunction ")"
 ?literal: INTEGER                      -> integer
         | FLOAT                        -> decimal
         | STRING                       -> text
         | BOOL                         -> truth
 items: "[" [element ("," element)* [","]] "]"
+     | "(" element ("," element)* [","] ")"
 ?element: SIGN literal                 -> signed
         | literal
 

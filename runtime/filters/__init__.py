@@ -1,0 +1,1 @@
+"""Filters of subscriptions: expressions over the tags and header fields of records."""
