@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..errors import ReadOnly, TidewalError
 from .wal import (
@@ -22,6 +22,9 @@ from .wal import (
     Start,
     Wal,
 )
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 
 class ReadOnlyWal:
@@ -44,6 +47,9 @@ class ReadOnlyWal:
 
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         return self._wal.read(channel, start)
+
+    def read_where(self, channel: str, start: Start, where: RecordFilter) -> AsyncIterator[Sequence[Entry]]:
+        return self._wal.read_where(channel, start, where)
 
     async def latest_id(self, channel: str) -> bytes | None:
         return await self._wal.latest_id(channel)

@@ -11,11 +11,11 @@ as one typed `BadRecord`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgpack
 import xxhash
@@ -34,6 +34,9 @@ MAX_RECORD_BYTES = 64 * 1024 * 1024
 NOT_A_RECORD = ("length", "frame", "checksum")  # reasons of `BadRecord` for bytes that no Tidewal wrote, of any version
 
 _PREFIX = struct.Struct("<2sBBIQ")
+_HEADER_FIELDS = 12
+_unpack_prefix, _digest = _PREFIX.unpack_from, xxhash.xxh3_64_intdigest
+_unpackb = cast("Callable[..., tuple[Any, ...]]", msgpack.unpackb)
 DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
 
 TagValue: TypeAlias = str | int | float | bytes | bool | None
@@ -123,6 +126,28 @@ class Record:
         return to_datetime(self.ts)
 
 
+HEADER_FIELDS = tuple(each.name for each in fields(Record) if each.name not in ("body", "id", "headers"))
+"""The fields of a header, in order."""
+
+
+def header_of(record: Record) -> tuple[Any, ...]:
+    """The header of `record`, as `read_header` finds it in its bytes."""
+    return (
+        record.type,
+        record.ts,
+        record.term,
+        record.cseq,
+        record.producer,
+        record.pseq,
+        record.part,
+        record.vchannel,
+        record.key,
+        record.tags,
+        record.trace,
+        record.schema_version,
+    )
+
+
 def encode(record: Record) -> bytes:
     """The bytes of `record`, without its `id` and `headers`. Raises `BadRecord` for a header that is too large."""
     return stamp(record, record.ts, record.term, record.cseq)
@@ -198,6 +223,31 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
     """The record in `payload`; its body is a view into `payload`. Raises `BadRecord` for anything that is not
     intact."""
     view = memoryview(payload)
+    header, body_at = _unpacked(view)
+    try:
+        return _from_fields(header, view[body_at:], id)
+    except DECODE_ERRORS as error:
+        raise BadRecord(f"unreadable header: {error}", reason="header") from error
+
+
+def read_header(payload: Payload) -> tuple[Any, ...] | None:
+    """The header of the record in `payload`, for a tenth of what `decode` costs: this is on the hot path of filters.
+    None for what is not intact, or has no map of tags or no numbers where a record has its time and its place."""
+    view = memoryview(payload)
+    try:
+        magic, version, _, header_bytes, checksum = _unpack_prefix(view)
+        content = view[_PREFIX.size :]
+        if magic != MAGIC or version != VERSION or _digest(content) != checksum or header_bytes > len(content):
+            return None
+        header = _unpackb(content[:header_bytes], use_list=False)
+        known = len(header) == _HEADER_FIELDS and type(header[9]) is dict
+        return header if known and type(header[1]) is type(header[2]) is type(header[3]) is int else None
+    except (struct.error, *DECODE_ERRORS):
+        return None
+
+
+def _unpacked(view: memoryview) -> tuple[tuple[object, ...], int]:
+    """The header's fields, and where the body begins. Raises `BadRecord`."""
     if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
         raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")
     magic, version, _, header_bytes, checksum = _PREFIX.unpack_from(view)
@@ -210,17 +260,14 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
     if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
         raise BadRecord("checksum does not match", reason="checksum")
     try:
-        fields = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
+        header = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
     except DECODE_ERRORS as error:  # its length is not under the checksum
         raise BadRecord(f"not a Tidewal record: {error}", reason="frame") from error
-    try:
-        return _from_fields(fields, view[body_at:], id)
-    except DECODE_ERRORS as error:
-        raise BadRecord(f"unreadable header: {error}", reason="header") from error
+    return header, body_at
 
 
-def _from_fields(fields: tuple[object, ...], body: memoryview, id: bytes) -> Record:
-    kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = fields
+def _from_fields(header: tuple[object, ...], body: memoryview, id: bytes) -> Record:
+    kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = header
     numbers = (kind, ts, term, cseq, pseq, schema_version)
     if not all(type(number) is int and 0 <= number <= MAX_TIMESTAMP for number in numbers):
         raise ValueError("a number is missing or out of range")

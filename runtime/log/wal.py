@@ -14,11 +14,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from ..arguments import checked_fields
 from ..clock import to_datetime, to_timestamp
 from ..errors import InvalidRequest, TidewalError
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -412,6 +415,12 @@ class Wal(Protocol):
         requested, first_available)` when retention has removed what comes next or the id is past the end. Close it with
         `aclose()`. Memory held for a slow reader is bounded: history is read from storage in small parts."""
         ...
+
+    def read_where(self, channel: str, start: Start, where: RecordFilter) -> AsyncIterator[Sequence[Entry]]:
+        """`read` for a reader that delivers only records which pass `where`. The log may leave out others: in the place
+        of each run of them is a `LeftOut`. It need not, and so does each log that has nobody between the disk and the
+        reader; the reader filters what it gets."""
+        return self.read(channel, start)
 
     @abstractmethod
     async def latest_id(self, channel: str) -> bytes | None:

@@ -4,22 +4,41 @@ put the parts of a batch together. Bad records go to the dead-letter handler.
 With a catalog a reader accepts only what was granted: a record of a term that was never granted, without a term, from
 before its term's fence, or with a time beyond every limit is a bad record. Without a catalog, the records of the
 highest term count, and writers to the log are trusted not to make terms up.
+
+With a filter the reader has the last word on what passes it: a batch does where any of its parts does, as a whole. How
+far it has come in what does not pass, it says with `LeftOutRecord`s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..clock import MAX_TIMESTAMP
 from ..errors import BadRecord, TidewalError
-from ..log.record import NOT_A_RECORD, Record, decode
+from ..log.left_out import LeftOut
+from ..log.record import NOT_A_RECORD, Record, RecordType, decode
 from ..log.wal import Entry
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 BAD_RECORDS_MAX = 100  # intact ones without a good one between: then the code is wrong, and the reader stops
 
 _FOREIGN = (*NOT_A_RECORD, "grant")  # in any version of the code: no record, or none of an owner
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutRecord(Record):
+    """In the place of records that do not pass a filter, without a gap: the place and the time of the last one. It is
+    never in a log, and no reader delivers it."""
+
+    @classmethod
+    def at(cls, id: bytes, ts: int, term: int, cseq: int) -> LeftOutRecord:
+        """The mark of records up to that one."""
+        return cls(RecordType.ROWS, ts, term, cseq, id=id)
+
 
 OnBadRecord = Callable[[str, Entry, BadRecord], None]
 
@@ -58,6 +77,7 @@ class ReadCounts:
     incomplete: int = 0  # batches of which a part was missing
     bad: int = 0
     lost: int = 0  # times that retention had removed what was to be read next, and `reset_to` moved the stream
+    filtered: int = 0  # entries that do not pass the filter, those included that were not sent for that reason
     late: int = 0  # counted by a time-ticked stream: behind a time already announced
 
 
@@ -82,9 +102,10 @@ class ChannelReader:
         on_bad: OnBadRecord | None = None,
         grants: Grants | None = None,
         granted: Granted | None = None,
+        where: RecordFilter | None = None,
     ) -> None:
         """`grants` are looked up as they are needed, by `accept_granted`; `granted` are known and do not change.
-        `on_bad` gets the entries that cannot be read."""
+        `on_bad` gets the entries that cannot be read, whatever the filter `where` says."""
         self.channel = channel
         self.term: int = after[0]
         self.cseq: int = after[1]
@@ -96,6 +117,7 @@ class ChannelReader:
         self.on_bad: OnBadRecord | None = on_bad
         self.grants: Grants | None = grants
         self._granted = granted if grants is None else grants.granted(channel)
+        self.where: RecordFilter | None = where
         self._bad_in_a_row = 0
         self._parts: list[Record] = []
 
@@ -114,7 +136,8 @@ class ChannelReader:
         self._granted = self.grants.granted(self.channel)
 
     def accept(self, entries: Sequence[Entry]) -> list[Record]:
-        """The records of `entries` that count, in order. An incomplete batch is held until its last part is here.
+        """The records of `entries` that count, in order, with a `LeftOutRecord` in the place of those that do not pass
+        the filter. An incomplete batch is held until its last part is here.
         Raises plain `TidewalError` after `BAD_RECORDS_MAX` that are intact and cannot be read, without a good one
         between them."""
         accepted: list[Record] = []
@@ -127,6 +150,10 @@ class ChannelReader:
         if entries and not self._placed:
             self._place(entries[0].id)
         for at, entry in enumerate(entries):
+            if isinstance(entry, LeftOut):
+                if not self._pass_over(entry, accepted, doubting):
+                    return entries[at:]
+                continue
             try:
                 record = decode(entry.payload, entry.id)
                 if self._granted is not None:
@@ -146,6 +173,23 @@ class ChannelReader:
             if not self._parts:
                 self.position = (entry.id, self.term, self.cseq)
         return ()
+
+    def _pass_over(self, left_out: LeftOut, accepted: list[Record], doubting: bool) -> bool:
+        """Go behind entries that were left out as if they had been read; False, and nothing done, where they are to be
+        looked at again with newer grants. Such as no grant covers say nothing."""
+        term, cseq, count = left_out.state
+        mark = LeftOutRecord.at(left_out.id, left_out.timestamp, term, cseq)
+        ungranted = self._granted is not None and bool(self._ungranted(mark, self._granted))
+        if ungranted and doubting:
+            return False
+        self.counts.records += count
+        self.counts.filtered += count
+        if not ungranted and self._counts(mark):
+            self._end_batch()
+            _mark(accepted, mark)
+        if not self._parts:
+            self.position = (left_out.id, self.term, self.cseq)
+        return True
 
     @staticmethod
     def _ungranted(record: Record, granted: Granted) -> str:
@@ -181,15 +225,34 @@ class ChannelReader:
         part = record.part
         held = self._parts[-1].part if self._parts else None
         if held is not None and (part is None or part.batch != held.batch or part.number != held.number + 1):
-            self.counts.incomplete += 1
-            self._parts = []
+            self._end_batch()
         if part is None or part.of == 1:
-            accepted.append(record)
+            if self.where is None:  # the hot path
+                accepted.append(record)
+            else:
+                self._hand_on([record], accepted)
         elif self._parts or part.number == 0 or (record.term, record.cseq - 1) == self._after != (0, 0):
             self._parts.append(record)
             if part.number + 1 == part.of:
-                accepted += self._parts
+                self._hand_on(self._parts, accepted)
                 self._parts = []
+
+    def _end_batch(self) -> None:
+        """Give up a batch of which something is missing."""
+        if self._parts:
+            self.counts.incomplete += 1
+            self._parts = []
+
+    def _hand_on(self, records: list[Record], accepted: list[Record]) -> None:
+        """Accept a record or a whole batch that passes the filter. The rest of one that began before the reader did
+        passes, for the reader is behind what has passed."""
+        part = records[0].part
+        if self.where is None or (part is not None and part.number) or any(map(self.where.passes, records)):
+            accepted += records
+            return
+        last = records[-1]
+        self.counts.filtered += len(records)
+        _mark(accepted, LeftOutRecord.at(last.id, last.ts, last.term, last.cseq))
 
     def _bad(self, entry: Entry, error: BadRecord) -> None:
         self.counts.bad += 1
@@ -202,3 +265,12 @@ class ChannelReader:
                 "for this looks like a fault of the reader, not of the records",
                 channel=self.channel,
             )
+
+
+def _mark(accepted: list[Record], mark: LeftOutRecord) -> None:
+    """Add the mark, together with one right before it: the highest of both, where owners and others have written."""
+    if accepted and isinstance(accepted[-1], LeftOutRecord):
+        before = accepted.pop()
+        term, cseq = max((before.term, before.cseq), (mark.term, mark.cseq))
+        mark = LeftOutRecord.at(mark.id, max(before.ts, mark.ts), term, cseq)
+    accepted.append(mark)

@@ -46,8 +46,8 @@ class Factory:
         self._grants = grants
 
     @checked
-    def stream(self, group: str = "", *, reset_to: From | None = None) -> MsgStream:
-        """A plain stream for `group`; `reset_to` as `MsgStream` says."""
+    def stream(self, group: str = "", *, reset_to: From | None = None, where: str | None = None) -> MsgStream:
+        """A plain stream for `group`; `reset_to` and `where` as `MsgStream` says."""
         return MsgStream(
             self._wal,
             self._clock,
@@ -56,6 +56,7 @@ class Factory:
             on_bad=self._on_bad,
             reset_to=reset_to,
             resets=self._resets,
+            where=where,
         )
 
     @checked
@@ -67,6 +68,7 @@ class Factory:
         ordered: bool = True,
         reset_to: From | None = None,
         stalled_after_s: float | None = None,
+        where: str | None = None,
     ) -> TtMsgStream:
         """A time-ticked stream for `group`; the parameters are those of `TtMsgStream`."""
         return TtMsgStream(
@@ -82,4 +84,5 @@ class Factory:
             resets=self._resets,
             stalled_after_s=stalled_after_s,
             pursuit=self._pursuit,
+            where=where,
         )

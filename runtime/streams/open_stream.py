@@ -92,13 +92,14 @@ def open_stream(
     on_bad: OnBadRecord | None = None,
     stalled_after_s: float | None = None,
     channel_deadline_s: float = CHANNEL_DEADLINE_S,
+    where: str | None = None,
 ) -> TtMsgStream:
     """A `TtMsgStream` of `channels` that named producers own, or of a collection's `vchannels`, in this process or
     another: it follows their heartbeats by itself.
 
     It begins at `start`, or goes on behind the `positions` that were saved of one pack. `prefix` is that of the nodes
     on the log, where they write to the channels. The other parameters are those of `TtMsgStream`. Raises
-    `InvalidRequest` without channels, and what `TtMsgStream.seek` raises.
+    `InvalidRequest` without channels, `InvalidFilter`, and what `TtMsgStream.seek` raises.
 
     A reader may be there before the writer: iterating waits `channel_deadline_s` seconds for each channel that is not
     made yet, then raises `ChannelNotFound`; 0 looks once. A channel of a saved position is there, or was dropped: then
@@ -108,7 +109,7 @@ def open_stream(
     wanted = None if vchannels is None else list(vchannels)
     names = [*channels, *dict.fromkeys(pchannel_of(each) for each in wanted or ())]
     stream = _FollowingStream(
-        wal, vchannels=wanted, buffer_bytes=buffer_bytes, on_bad=on_bad, stalled_after_s=stalled_after_s
+        wal, vchannels=wanted, buffer_bytes=buffer_bytes, on_bad=on_bad, stalled_after_s=stalled_after_s, where=where
     )
     stream.heartbeats = (PRODUCER_HEARTBEATS, Names(prefix).heartbeats)
     stream.channel_deadline_s = channel_deadline_s

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..clock import HybridClock
 from ..errors import InvalidRequest
 from ..log.record import Record, RecordType
 from ..log.wal import Append, Entry, Headers
-from .channel_reader import ChannelReader
+from .channel_reader import ChannelReader, LeftOutRecord
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 
 def plain_record(entry: Entry) -> Record:
@@ -56,4 +60,16 @@ class PlainReader(ChannelReader):
             self.counts.records += len(entries)
             self.counts.bytes += sum(len(entry.payload) for entry in entries)
             self.position: tuple[bytes, int, int] = (entries[-1].id, 0, 0)
-        return list(map(plain_record, entries))
+        records = list(map(plain_record, entries))
+        return records if self.where is None else self._passing(records, self.where)
+
+    def _passing(self, records: list[Record], where: RecordFilter) -> list[Record]:
+        passing: list[Record] = []
+        for record in records:
+            if where.passes(record):
+                passing.append(record)
+            else:
+                self.counts.filtered += 1
+        if records and (not passing or passing[-1] is not records[-1]):
+            passing.append(LeftOutRecord.at(records[-1].id, records[-1].ts, 0, 0))
+        return passing

@@ -14,7 +14,7 @@ from ..errors import Closed, InvalidRequest
 from ..log.record import Record, stamp
 from ..log.wal import Append, From, Start, Wal
 from ..ownership import ChannelOwner
-from .channel_reader import ChannelReader, OnBadRecord
+from .channel_reader import ChannelReader, LeftOutRecord, OnBadRecord
 from .messages import MsgPack, Position
 from .plain_records import plain_append
 from .stream_base import BUFFER_BYTES, BufferedChannel, StreamBase
@@ -56,11 +56,15 @@ class MsgStream(StreamBase[BufferedChannel]):
         on_bad: OnBadRecord | None = None,
         reset_to: From | None = None,
         resets: Counter | None = None,
+        where: str | None = None,
     ) -> None:
-        """`reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
+        """Messages that do not pass the filter `where`, an expression over their tags and header fields, are left out,
+        before they are sent where the log's owner can do that.
+
+        `reset_to` says where a channel goes on whose next entries retention has removed; None: iterating raises
         `PositionLost`. `resets` counts that, and so do `counts`. `group` is noted in positions; `on_bad` gets entries
-        that cannot be read."""
-        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets)
+        that cannot be read. Raises `InvalidFilter`."""
+        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, where=where)
         self._clock = clock
         self._owner: ChannelOwner | None = None
         self._targets: tuple[str, ...] = ()
@@ -153,7 +157,7 @@ class MsgStream(StreamBase[BufferedChannel]):
         return BufferedChannel(reader, start)
 
     def _keep(self, channel: BufferedChannel, record: Record) -> None:
-        if record.id <= channel.skipped:
+        if record.id <= channel.skipped or isinstance(record, LeftOutRecord):
             channel.skip(record)
         else:
             channel.keep(record)

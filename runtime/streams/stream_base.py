@@ -10,18 +10,22 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from prometheus_client import Counter
 
 from ..arguments import checked
 from ..errors import Closed, InvalidRequest, PositionLost, PositionMismatch
+from ..filters.subscription import filter_of
 from ..log.record import Record
 from ..log.wal import Entry, From, FromId, FromTime, Start, Wal
 from ..waiting import ended
 from .channel_reader import ChannelReader, Grants, OnBadRecord, ReadCounts
 from .messages import MsgPack, Position
 from .plain_records import PlainReader
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 BUFFER_BYTES = 64 * 1024 * 1024
 CHANNEL_BUFFER_BYTES_MIN = 256 * 1024
@@ -31,10 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def reading(wal: Wal, channel: str, start: Start) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
-    """`wal.read(channel, start)`, closed at the end of the block, whether it ends or raises. Between each
-    `ENTRIES_PER_TURN` entries other tasks run, such as those that renew leases."""
-    entries = cast("AsyncGenerator[Sequence[Entry], None]", wal.read(channel, start))
+async def reading(
+    wal: Wal, channel: str, start: Start, where: RecordFilter | None = None
+) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
+    """`wal.read(channel, start)`, or with `where` `wal.read_where`, closed at the end of the block, whether it ends or
+    raises. Between each `ENTRIES_PER_TURN` entries other tasks run, such as those that renew leases."""
+    batches = wal.read(channel, start) if where is None else wal.read_where(channel, start, where)
+    entries = cast("AsyncGenerator[Sequence[Entry], None]", batches)
     turns = _turns(entries)
     try:
         yield turns
@@ -111,9 +118,11 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         reset_to: From | None,
         resets: Counter | None,
         grants: Grants | None = None,
+        where: str | None = None,
     ) -> None:
         self.group = group
         self._grants = grants
+        self._where = filter_of(where)
         self._wal = wal
         self._buffer_bytes = buffer_bytes
         self._on_bad = on_bad
@@ -187,7 +196,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         self, channel: str, *, fences: Mapping[int, bytes] | None = None, after: tuple[int, int] = (0, 0)
     ) -> ChannelReader:
         kind = PlainReader if self._wal.capabilities.foreign_topics else ChannelReader
-        return kind(channel, fences=fences, after=after, on_bad=self._on_bad, grants=self._grants)
+        return kind(channel, fences=fences, after=after, on_bad=self._on_bad, grants=self._grants, where=self._where)
 
     def _check_position(self, position: Position) -> None:
         if position.wal != self._wal.name:
@@ -268,7 +277,7 @@ class StreamBase(AsyncIterator[MsgPack], Generic[Channel]):
         limit = self._channel_limit
         channel.room = room = asyncio.Event()
         start = await self._placed(channel)
-        async with reading(self._wal, channel.name, start) as batches:
+        async with reading(self._wal, channel.name, start, self._where) as batches:
             async for entries in batches:
                 records, doubtful = channel.reader.accept_granted(entries)
                 for record in records:

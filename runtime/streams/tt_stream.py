@@ -19,7 +19,7 @@ from ..errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
 from ..log.checks import check_framed
 from ..log.record import TIME_TYPES, Record, RecordType
 from ..log.wal import From, FromTime, Start, Wal
-from .channel_reader import ChannelReader, Grants, OnBadRecord
+from .channel_reader import ChannelReader, Grants, LeftOutRecord, OnBadRecord
 from .channel_time import ChannelTime
 from .messages import MsgPack, Position
 from .pursuit import Pursuit
@@ -107,8 +107,12 @@ class TtMsgStream(StreamBase[TtChannel]):
         resets: Counter | None = None,
         stalled_after_s: float | None = None,
         pursuit: Pursuit | None = None,
+        where: str | None = None,
     ) -> None:
-        """Messages of other vchannels than `vchannels` are dropped; None takes all. With `grants`, a node's catalog,
+        """Messages of other vchannels than `vchannels` are dropped; None takes all. So are those that do not pass the
+        filter `where`, an expression over their tags and header fields: time goes on over them.
+
+        With `grants`, a node's catalog,
         records that were not granted are bad records (see `channel_reader`). `group` is noted in positions; `on_bad`
         gets entries that cannot be read.
 
@@ -116,9 +120,9 @@ class TtMsgStream(StreamBase[TtChannel]):
         `PositionLost`. `resets` counts that, and so do `counts`. With `stalled_after_s` (for example `STALLED_S`)
         iterating raises `WatermarkStalled`, with the channel that holds the stream back, once it has waited so many
         seconds for a time that does not move; the stream may be iterated again. Without it iterating waits. `pursuit`
-        joins small packs while the stream is far behind."""
+        joins small packs while the stream is far behind. Raises `InvalidFilter`."""
         check_framed(wal, "a time-ticked stream")
-        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, grants)
+        super().__init__(wal, group, buffer_bytes, on_bad, reset_to, resets, grants, where)
         self._stalled_after_s = stalled_after_s
         self._pursuit = pursuit
         self._drops: list[int] = []  # when collections were dropped, of the buffered records
@@ -249,7 +253,7 @@ class TtMsgStream(StreamBase[TtChannel]):
             channel.time = max(known_time, record.ts)
         if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, known_time)):
             channel.skip(record)
-        elif record.type in TIME_TYPES or (self._vchannels is not None and record.vchannel not in self._vchannels):
+        elif record.type in TIME_TYPES or self._is_left_out(record):
             channel.mark(record, moves_time=channel.time > max(known_time, self._end))
         elif record.ts <= self._end or (self._ordered and record.ts < known_time):
             self._late(channel, record)
@@ -257,6 +261,10 @@ class TtMsgStream(StreamBase[TtChannel]):
             if record.type is RecordType.DROP_COLLECTION:
                 self._drops.append(record.ts)
             channel.keep(record)
+
+    def _is_left_out(self, record: Record) -> bool:
+        other = self._vchannels is not None and record.vchannel not in self._vchannels
+        return other or isinstance(record, LeftOutRecord)
 
     def _is_history(self, channel: TtChannel, record: Record, known_time: int) -> bool:
         """Whether a record at or before the start is not wanted, or was handed out before. Behind a saved position that
