@@ -8,13 +8,13 @@ Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq
 any order; many may be in flight. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
 rules, and a refused `hello`, end the connection after the error, whose seq is 0 where the request's is not known.
 
-    hello      version client token         → {boot, frame_bytes}
+    hello      version client token         → {boot, frame_bytes, filters}
     beat       anything …                   → nil
     channels                                → names
     describe   channel                      → [policy, first id, latest id]
     latest_id  channel                      → id or nil
     id_at      channel timestamp            → id or nil
-    read       channel start upto wait_s    → [entries, next id, latest id]
+    read       channel start upto wait_s where → [entries, next id, latest id]
     create     channel policy               → nil
     drop       channel                      → nil
     truncate   channel id                   → nil
@@ -29,16 +29,19 @@ rules, and a refused `hello`, end the connection after the error, whose seq is 0
 recognise an append that is sent again; all numbers up to `settled` are answered. `appends` carries up to `APPENDS`
 appends of one entry each: the first has the seq and the number of the request, the others those that follow. One answer
 has the joined ids of all, or each gets an answer of its own, as `append` does. `token` may be missing, except over TCP.
-`boot` counts the owner's incarnations, `frame_bytes` is what rows and payloads of one request may have together.
+`boot` counts the owner's incarnations, `frame_bytes` is what rows and payloads of one request may have together,
+`filters` the language of filters that the owner evaluates (`FILTER_LANGUAGE`; one that does not say it evaluates none).
 `start` is ["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer].
 `read` answers with what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
 `WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids over `upto` (may be
-nil) are left out. `stand_down` asks the owner to close the directory for a process that insists on owning it; it raises
+nil) are left out. `where` may be missing; it is a filter, from a client of the same language (`upto` is nil then). In
+the place of each run of entries that do not pass, the answer has a row with the channel 1 and the state of a `LeftOut`
+as its payload. `stand_down` asks the owner to close the directory for a process that insists on owning it; it raises
 `DirectoryInUse` when the owner does as well.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the
-rows' channels are 0. Without any, both are the empty list.
+rows' channels are 0 (but for `where`). Without any, both are the empty list.
 
 This module imports nothing heavy: the blocking client does not, either.
 """
@@ -55,6 +58,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import msgpack
 
 from ...runtime.errors import BadRecord, InvalidRequest, from_wire
+from ...runtime.log.left_out import LeftOut
 from ...runtime.log.policy_codec import decode_policy
 from ...runtime.log.wal import (
     Append,
@@ -195,6 +199,14 @@ def encode_entries(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id
     return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
 
 
+def encode_filtered(seq: int, entries: Sequence[Entry], next_id: bytes, latest_id: bytes | None) -> list[Payload]:
+    """The buffers of an answer to `read` with a filter, where some of `entries` are `LeftOut`s."""
+    if not entries:
+        return encode_entries(seq, entries, next_id, latest_id)
+    rows = [ROW.pack(isinstance(entry, LeftOut), len(entry.payload), entry.id, entry.timestamp) for entry in entries]
+    return encode([seq, "ok", [None, next_id, latest_id]], rows, [entry.payload for entry in entries])
+
+
 def appends_in(frame: ProtocolFrame, names: Sequence[Any]) -> list[Append]:
     """The entries of a request. Raises `InvalidRequest`.
 
@@ -217,8 +229,11 @@ def appends_in(frame: ProtocolFrame, names: Sequence[Any]) -> list[Append]:
 
 def entries_in(frame: ProtocolFrame) -> list[Entry]:
     """The entries of an answer. Raises `BadRecord`."""
-    _, lengths, ids, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
+    numbers, lengths, ids, timestamps = zip(*ROW.iter_unpack(frame.rows), strict=True)
     bodies = _bodies(frame, lengths, _VIEW_BYTES if frame.lasting else FRAME_BYTES)
+    if any(numbers):
+        rows = zip(numbers, ids, timestamps, bodies, strict=True)
+        return [LeftOut.of(id, ts, bytes(body)) if number else Entry(id, ts, body) for number, id, ts, body in rows]
     return list(map(_make_entry, zip(ids, timestamps, bodies, _NO_KEYS, _NO_HEADERS)))  # noqa: B905 -- endless
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ....runtime.errors import TidewalError
+from ....runtime.filters.subscription import FILTER_LANGUAGE
 from ....runtime.groups.coordinator_client import CoordinatorClient
 from ....runtime.log.wal import Append, Entry, OnAppended
 from ..address import Address
@@ -14,6 +15,9 @@ from ..owner.store import RocksMQ
 from .owner_calls import OwnerCalls
 from .owner_connection import OwnerConnection
 from .socket_coordinator_client import SocketCoordinatorClient
+
+if TYPE_CHECKING:
+    from ....runtime.filters.record_filter import RecordFilter
 
 READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
 
@@ -47,11 +51,15 @@ class RemoteOwner(OwnerCalls):
     def boot(self) -> int:
         return self.connection.boot
 
-    async def read(self, channel: str, start: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
+    async def read(
+        self, channel: str, start: Sequence[object], wait_s: float, where: RecordFilter | None = None
+    ) -> tuple[Sequence[Entry], bytes]:
         """The entries from `start` (in the protocol's wire form), and the id that comes next. Without entries the owner
-        waits up to `wait_s` seconds for some."""
+        waits up to `wait_s` seconds for some. Those that do not pass `where` are left out by an owner that knows its
+        language."""
+        text = () if where is None or self.connection.filters != FILTER_LANGUAGE else (where.text,)
         async with self._reads:
-            entries, next_id, _ = await self.connection.ask("read", channel, start, None, wait_s, wait_s=wait_s)
+            entries, next_id, _ = await self.connection.ask("read", channel, start, None, wait_s, *text, wait_s=wait_s)
         return entries, next_id
 
     def submit_from(

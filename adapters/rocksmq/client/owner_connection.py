@@ -44,6 +44,8 @@ class OwnerConnection:
 
     boot: int
     frame_bytes: int
+    filters: int
+    """The language of filters that the owner evaluates; 0 for an owner from before there were any."""
 
     @classmethod
     async def open(
@@ -75,6 +77,7 @@ class OwnerConnection:
         try:
             greeting = await opened.ask("hello", *hello)
             opened.boot, opened.frame_bytes = greeting["boot"], greeting["frame_bytes"]
+            opened.filters = greeting.get("filters", 0)
         except BaseException:
             await opened.close()
             raise

@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....runtime.clock import Clock, SystemClock
 from ....runtime.errors import Closed, DirectoryInUse, Fenced, Overloaded, TidewalError, Unavailable
@@ -43,6 +43,9 @@ from .inflight import InflightAppends
 from .owner import Owner, RemoteOwner
 from .shared_coordinator_client import SharedCoordinatorClient
 from .shared_reader import SharedReader, cancelling
+
+if TYPE_CHECKING:
+    from ....runtime.filters.record_filter import RecordFilter
 
 T = TypeVar("T")
 
@@ -193,6 +196,11 @@ class SharedRocksMQ(GroupWal):
     def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         self._check_open()
         return SharedReader(self, channel, start, self._readers)
+
+    def read_where(self, channel: str, start: Start, where: RecordFilter) -> AsyncIterator[Sequence[Entry]]:
+        """`Wal.read_where`: another process that owns the log leaves entries out before it sends them."""
+        self._check_open()
+        return SharedReader(self, channel, start, self._readers, where)
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 

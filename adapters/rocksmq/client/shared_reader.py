@@ -15,6 +15,7 @@ from ..protocol import decode_start, encode_start
 from .owner import READS, Owner, RemoteOwner
 
 if TYPE_CHECKING:
+    from ....runtime.filters.record_filter import RecordFilter
     from .shared import SharedRocksMQ
 
 POLL_S = 20.0  # how long one request waits at the owner for more entries
@@ -26,8 +27,16 @@ Answer = tuple[Sequence[Entry], bytes]
 class SharedReader(AsyncIterator[Sequence[Entry]]):
     """`Wal.read` at the present owner of the log. One task at a time may await it; `aclose` may come from any."""
 
-    def __init__(self, shared: SharedRocksMQ, channel: str, start: Start, siblings: set[SharedReader]) -> None:
-        self._shared, self._channel, self._siblings = shared, channel, siblings
+    def __init__(
+        self,
+        shared: SharedRocksMQ,
+        channel: str,
+        start: Start,
+        siblings: set[SharedReader],
+        where: RecordFilter | None = None,
+    ) -> None:
+        """With `where` it is `Wal.read_where`."""
+        self._shared, self._channel, self._siblings, self._where = shared, channel, siblings, where
         siblings.add(self)
         self._start = encode_start(start)
         self._local: Reader | None = None  # while this process owns the log
@@ -75,7 +84,7 @@ class SharedReader(AsyncIterator[Sequence[Entry]]):
             wait_s = 0.0
             if self._start[0] == "next":
                 wait_s = POLL_S if len(self._siblings) <= READS else CROWDED_POLL_S
-            return await owner.read(self._channel, self._start, wait_s)
+            return await owner.read(self._channel, self._start, wait_s, self._where)
         assert isinstance(owner, RocksMQ)
         if owner.closed:
             raise Closed(f"the log {owner.directory} is closed")

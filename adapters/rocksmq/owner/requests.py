@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ....runtime.errors import InvalidRequest, TidewalError, Unsupported
+from ....runtime.filters.subscription import FILTER_LANGUAGE, filter_of
+from ....runtime.log.left_out import EntryFilter
 from ....runtime.log.policy_codec import decode_policy, encode_policy
 from ....runtime.log.wal import Append, ChannelPolicy, Entry, Payload
 from ..journal.channels import encode_id
@@ -24,6 +26,7 @@ from ..protocol import (
     decode_start,
     encode,
     encode_entries,
+    encode_filtered,
     unpack,
 )
 from .connection import Connection
@@ -34,6 +37,8 @@ from .temporary import TemporaryChannels
 if TYPE_CHECKING:
     from .store import RocksMQ
 
+FILTERED_BYTES = 8 * 1024 * 1024  # looked at for one answer: others of the connection wait meanwhile
+FILTERED_AT_ONCE = 512  # entries: 2 ms where each is small
 NUMBERS = 1 << 63  # of appends: below it, and so are the numbers behind the last of a request in what msgpack can hold
 
 _log = logging.getLogger(__name__)
@@ -45,7 +50,7 @@ class Requests:
     def __init__(self, store: RocksMQ, groups: GroupService | None, boot: int, frame_bytes: int) -> None:
         self._store, self._groups = store, groups
         self._temporary = TemporaryChannels(store)
-        self._greeting = {"boot": boot, "frame_bytes": frame_bytes}
+        self._greeting = {"boot": boot, "frame_bytes": frame_bytes, "filters": FILTER_LANGUAGE}
 
     def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
         """Answer one request. Appends reach the log in the order of these calls."""
@@ -167,6 +172,10 @@ class Requests:
             case ["read", str(channel), list(), bytes() | None as upto, int() | float() as wait_s]:
                 fixed = self._fixed(channel, cast("list[object]", arguments[1]))
                 return lambda: self._read(connection, seq, channel, fixed, upto, wait_s)
+            case ["read", str(channel), list(), None, int() | float() as wait_s, str(text)]:
+                fixed, where = self._fixed(channel, cast("list[object]", arguments[1])), filter_of(text)
+                assert where is not None
+                return lambda: self._read_filtered(connection, seq, channel, fixed, wait_s, EntryFilter(where))
             case ["channels"]:
                 return lambda: _packed(seq, store.channels())
             case ["describe", str(channel)]:
@@ -209,14 +218,53 @@ class Requests:
         reader = self._reader(connection, channel, start)
         entries = await self._collect(connection, reader)
         if not entries and wait_s > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
-                    await reader.wait()
+            await _waited(reader, wait_s)
             entries = await self._collect(connection, reader)
         rows, next_id = _cut(entries, upto, reader.next_id)
         if len(rows) == len(entries):
             connection.keep_reader(channel, reader)
         return encode_entries(seq, rows, encode_id(next_id), self._store.find(channel).latest_id)
+
+    async def _read_filtered(
+        self,
+        connection: Connection,
+        seq: int,
+        channel: str,
+        start: list[object],
+        wait_s: float,
+        passing: EntryFilter,
+    ) -> list[Payload]:
+        """Answer `read` with what passes a filter, and with how far it has come in what does not."""
+        reader = self._reader(connection, channel, start)
+        if not await self._collect_filtered(connection, reader, passing) and wait_s > 0:
+            await _waited(reader, wait_s)
+            await self._collect_filtered(connection, reader, passing)
+        entries = passing.taken()
+        rows, next_id = _cut(entries, None, reader.next_id)
+        if len(rows) == len(entries):
+            connection.keep_reader(channel, reader)
+        return encode_filtered(seq, rows, encode_id(next_id), self._store.find(channel).latest_id)
+
+    async def _collect_filtered(self, connection: Connection, reader: Reader, passing: EntryFilter) -> int:
+        """Filter the entries that there are, until there are as many as an answer takes, or `FILTERED_BYTES` were
+        looked at: how many bytes."""
+        size = 0
+        async with connection.turn:
+            await connection.room()
+            while size < FILTERED_BYTES and passing.kept_bytes < ANSWER_BYTES // 2:
+                try:
+                    entries = await reader.poll()
+                except TidewalError:
+                    if not size:
+                        raise
+                    break  # the next request meets it again, when its reader has what comes before
+                if not entries:
+                    break
+                size += sum([len(entry.payload) + ROW.size for entry in entries])
+                for at in range(0, len(entries), FILTERED_AT_ONCE):
+                    passing.add(entries[at : at + FILTERED_AT_ONCE])
+                    await asyncio.sleep(0)  # other connections have their turn
+        return size
 
     def _reader(self, connection: Connection, channel: str, start: list[object]) -> Reader:
         try:
@@ -242,6 +290,13 @@ class Requests:
                 entries = [*entries, *more]
                 size += sum([len(entry.payload) for entry in more])
             return entries
+
+
+async def _waited(reader: Reader, wait_s: float) -> None:
+    """Return when there may be more to poll, after `wait_s` seconds at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(min(wait_s, WAIT_LIMIT_S)):
+            await reader.wait()
 
 
 def _is_request(message: Any) -> bool:

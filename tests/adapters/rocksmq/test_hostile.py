@@ -31,6 +31,7 @@ from tidewal.runtime.errors import (
     Unsupported,
     from_wire,
 )
+from tidewal.runtime.filters.subscription import FILTER_LANGUAGE
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 FRAME_BYTES = 1024 * 1024
@@ -76,7 +77,7 @@ async def peers(store) -> AsyncIterator[Callable[..., object]]:
         opened.append(peer)
         if hello:
             peer.send(HELLO)
-            assert await peer.answer() == (1, {"boot": 7, "frame_bytes": FRAME_BYTES})
+            assert await peer.answer() == (1, {"boot": 7, "frame_bytes": FRAME_BYTES, "filters": FILTER_LANGUAGE})
         return peer
 
     yield connect
