@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .runtime.dataflow.windows import hopping as hopping, session as session, tumbling as tumbling
     from .runtime.errors import TidewalError as TidewalError
     from .runtime.groups.processing import Semantics as Semantics, process as process
+    from .runtime.groups.group_filter import change_group_filter as change_group_filter
     from .runtime.groups.record_member import RecordMember as RecordMember
     from .runtime.groups.record_pack import RecordPack as RecordPack
     from .runtime.groups.retry_policy import RetryPolicy as RetryPolicy
@@ -108,6 +109,7 @@ else:
             ".runtime.dataflow.windows": "hopping session tumbling",
             ".runtime.errors": "TidewalError",
             ".runtime.groups.processing": "Semantics process",
+            ".runtime.groups.group_filter": "change_group_filter",
             ".runtime.groups.record_member": "RecordMember",
             ".runtime.groups.record_pack": "RecordPack",
             ".runtime.groups.retry_policy": "RetryPolicy",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from .errors import TidewalError as TidewalError
     from .groups.processing import Semantics as Semantics, process as process
+    from .groups.group_filter import change_group_filter as change_group_filter
     from .groups.record_member import RecordMember as RecordMember
     from .groups.record_pack import RecordPack as RecordPack
     from .groups.retry_policy import RetryPolicy as RetryPolicy
@@ -127,6 +128,7 @@ else:
             ".dataflow.windows": "FixedWindows SessionWindows Window hopping session tumbling",
             ".errors": "TidewalError",
             ".groups.processing": "Semantics process",
+            ".groups.group_filter": "change_group_filter",
             ".groups.record_member": "RecordMember",
             ".groups.record_pack": "RecordPack",
             ".groups.retry_policy": "RetryPolicy",

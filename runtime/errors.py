@@ -149,6 +149,16 @@ class PositionMismatch(TidewalError):
     found: _Named[str] = _Named()
 
 
+class GroupFilterMismatch(TidewalError):
+    """A member of a group has another filter than the group (`where`, None for everything; `version`) in `channel`: it
+    moves nothing. Join with the group's filter, or change that by change_group_filter."""
+
+    group: _Named[str] = _Named()
+    channel: _Named[str] = _Named()
+    where: _Named[str] = _Named()
+    version: _Named[int] = _Named()
+
+
 class ChannelNotFound(TidewalError):
     """No such channel (`channel`). Create it first, or check the name."""
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from prometheus_client import Counter
@@ -21,6 +22,9 @@ from .member_committer import MemberCommitter, Step, has_left
 from .member_fetcher import MemberFetcher, epoch_over
 from .positions import just_before, resolve
 from .progress import check_metadata
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 WAIT_S = 20.0  # for how long one request for a new assignment may wait
 FIRST_PAUSE_S = 0.05  # between attempts to join again
@@ -83,6 +87,7 @@ class GroupConsumer:
         self._reset_to = reset_to
         self._session_timeout_s = session_timeout_s
         self._resets = resets
+        self._where: RecordFilter | None = None
         self._fetchers: dict[str, MemberFetcher] = {}
         self._ready: deque[MemberFetcher] = deque()
         self._committer = MemberCommitter(coordinator, group, id, self._put_back, self._release_if_done)
@@ -113,6 +118,14 @@ class GroupConsumer:
         await self._coordinator.join(self._group, self._id, self._subscribed, start, self._session_timeout_s)
         await self._refresh()
         self._spawn(self._watch())
+
+    def read_where(self, where: RecordFilter) -> None:
+        """Read by `Wal.read_where` from now on, behind what was delivered."""
+        self._where = where
+        for fetcher in self._fetchers.values():
+            fetcher.where = where
+            if not fetcher.revoking:
+                fetcher.start_again()
 
     def __aiter__(self) -> GroupConsumer:
         return self
@@ -379,7 +392,7 @@ class GroupConsumer:
                 self._spawn(self._report_if_dropped(fetcher.channel))
         for channel, assigned in assignment.held.items():
             if channel not in self._fetchers and assigned.epoch not in self._ended_epochs:
-                self._fetchers[channel] = MemberFetcher(self._wal, channel, assigned, self._on_ready)
+                self._fetchers[channel] = MemberFetcher(self._wal, channel, assigned, self._on_ready, self._where)
         for fetcher in list(self._fetchers.values()):
             fetcher.revoking = fetcher.channel in assignment.revoking
             if fetcher.revoking:

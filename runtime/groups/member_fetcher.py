@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from ..errors import Fenced, InvalidRequest, Overloaded
 from ..log.wal import Delivered, Entry, From, FromId, Wal
 from .coordinator_client import Ack, AssignedChannel
 from .unacknowledged import AckPlan, Unacknowledged
+
+if TYPE_CHECKING:
+    from ..filters.record_filter import RecordFilter
 
 MAX_UNACKNOWLEDGED_BATCHES = 10_000  # per channel
 
@@ -20,9 +24,15 @@ class MemberFetcher:
     the log."""
 
     def __init__(
-        self, wal: Wal, channel: str, assigned: AssignedChannel, ready: Callable[[MemberFetcher], None]
+        self,
+        wal: Wal,
+        channel: str,
+        assigned: AssignedChannel,
+        ready: Callable[[MemberFetcher], None],
+        where: RecordFilter | None = None,
     ) -> None:
         self.channel = channel
+        self.where: RecordFilter | None = where  # of the reading that starts next
         self.epoch: int = assigned.epoch
         self.unacknowledged: Unacknowledged = Unacknowledged(assigned.acked_to)
         self.metadata: bytes = assigned.metadata  # of the position, as far as this member knows that it is stored
@@ -103,7 +113,9 @@ class MemberFetcher:
     async def _read(self) -> None:
         start = FromId(self._at) if self._at else From.EARLIEST
         try:
-            entries = cast("AsyncGenerator[Sequence[Entry], None]", self._wal.read(self.channel, start))
+            where = self.where
+            read = self._wal.read if where is None else partial(self._wal.read_where, where=where)
+            entries = cast("AsyncGenerator[Sequence[Entry], None]", read(self.channel, start))
             async with aclosing(entries):
                 async for self._batch in entries:
                     self._taken.clear()

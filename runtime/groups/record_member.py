@@ -13,13 +13,15 @@ import msgpack
 
 from ..arguments import checked
 from ..clock import HybridClock
-from ..errors import BadRecord, Fenced, Overloaded, TidewalError
+from ..errors import BadRecord, Fenced, GroupFilterMismatch, Overloaded, TidewalError
+from ..filters.subscription import filter_of
 from ..log.record import DECODE_ERRORS, TIME_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
 from ..metrics.metrics import Metrics
-from ..streams.channel_reader import ChannelReader, Grants, OnBadRecord
+from ..streams.channel_reader import ChannelReader, Grants, LeftOutRecord, OnBadRecord
+from .group_consumer import GroupConsumer
+from .group_filter import GroupFilter, RecordState, check_group_filter, mismatch
 from .group_letters import GroupLetters
-from .metadata_layers import Layer, unwrap, wrap
 from .record_pack import RecordPack
 from .retry_policy import GROUP_DEAD_LETTERS
 
@@ -34,6 +36,7 @@ class _Channel:
     epoch: int
     reader: ChannelReader
     time: int  # the highest timestamp that was delivered
+    filter: GroupFilter
     known: tuple[int, int]  # the highest term and number of an owner that was delivered
     paused: bool = False  # by the caller
     full: RecordPack | None = None  # paused behind it, until an acknowledgement takes the bad records before its end
@@ -50,7 +53,14 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     Ticks, fences, duplicates, records of superseded owners and incomplete batches are left out, and how far that came
     is stored in the metadata of the group's position: the next member with the channel goes on without repeating any.
-    Use `RecordMember` alone then: what the caller stores lies inside its metadata, of which it takes up to 64 bytes.
+    Use `RecordMember` alone then: what the caller stores lies inside its metadata, of which it takes up to 64 bytes,
+    and the length of its filter.
+
+    With the filter `where`, an expression over tags and header fields, records that do not pass it are left out, before
+    they are sent where the log's owner can do that; the group's position goes on over them. It is the group's filter
+    then: each position is stored with it, and where a position was moved under another one (of a member without a
+    filter, too) iterating raises `GroupFilterMismatch`; from then on this member acknowledges nothing.
+    `change_group_filter` says from where a new one begins; so does `seek` of a member that has it.
 
     What is no record, or a damaged one, goes to `on_bad`; without it, it becomes a dead letter of the group (reason
     "record") in the channel `dead_letters`, with the acknowledgement that passes it. The channel goes on in either
@@ -73,7 +83,14 @@ class RecordMember(AsyncIterator[RecordPack]):
         grants: Grants | None = None,
         metrics: Metrics | None = None,
         clock: HybridClock | None = None,
+        where: str | None = None,
     ) -> None:
+        """Raises `InvalidFilter`, also for a filter of over `MAX_GROUP_FILTER_BYTES`."""
+        check_group_filter(where)
+        self._where, self._filter = where, filter_of(where)
+        self._mismatch: GroupFilterMismatch | None = None
+        if self._filter is not None and isinstance(member, GroupConsumer):
+            member.read_where(self._filter)
         self._wal, self._member, self._on_bad = wal, member, on_bad
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
@@ -83,6 +100,11 @@ class RecordMember(AsyncIterator[RecordPack]):
             None
             if metrics is None
             else metrics.counter("wal_group_dead_letter_total", group=member.group, reason="record")
+        )
+        self._filtered = (
+            None
+            if metrics is None or where is None
+            else metrics.counter("wal_group_filtered_total", group=member.group)
         )
 
     @property
@@ -99,8 +121,10 @@ class RecordMember(AsyncIterator[RecordPack]):
         return self._member.channels
 
     async def __anext__(self) -> RecordPack:
-        """The next records of one of the channels. Raises and ends as `GroupMember` does."""
+        """The next records of one of the channels. Raises and ends as `GroupMember` does, and raises
+        `GroupFilterMismatch`."""
         while True:
+            self._check_filter()
             delivered = await anext(self._member)
             try:
                 pack = await self._read(delivered)
@@ -134,13 +158,13 @@ class RecordMember(AsyncIterator[RecordPack]):
     async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
         """`GroupMember.annotate`."""
         channel = of if isinstance(of, str) else of.channel
-        part, _ = unwrap(Layer.RECORDS, self._member.metadata(channel))
-        await self._member.annotate(of if isinstance(of, str) else of.delivered, wrap(Layer.RECORDS, part, metadata))
+        state = RecordState.of(self._member.metadata(channel))._replace(own=metadata)
+        await self._member.annotate(of if isinstance(of, str) else of.delivered, state.to_metadata())
 
     @checked
     def metadata(self, channel: str) -> bytes:
         """`GroupMember.metadata`."""
-        return unwrap(Layer.RECORDS, self._member.metadata(channel))[1]
+        return RecordState.of(self._member.metadata(channel)).own
 
     @checked
     def pause(self, of: str | RecordPack) -> None:
@@ -162,8 +186,9 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     @checked
     async def seek(self, channel: str, start: Start) -> None:
-        """`GroupMember.seek`."""
+        """`GroupMember.seek`: the group begins anew there, with this member's filter."""
         await self._member.seek(channel, start)
+        self._mismatch = None
 
     async def aclose(self) -> None:
         """`GroupMember.aclose`."""
@@ -176,11 +201,13 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel = self._channels.get(delivered.channel)
         if channel is None or channel.epoch != delivered.assignment_epoch:
             channel = self._channels[delivered.channel] = self._begin(delivered)
-        reader = channel.reader
+        reader, filtered_before = channel.reader, channel.reader.counts.filtered
         accepted, doubtful = reader.accept_granted(delivered.entries)
         if doubtful:
             await reader.learn_grants()
             accepted += reader.accept(doubtful)
+        if self._filtered is not None:
+            self._filtered.inc(reader.counts.filtered - filtered_before)
         entries = [*channel.held, *delivered.entries]
         end = bisect_right(entries, reader.position[0], key=lambda entry: entry.id)
         channel.held = entries[end:]
@@ -191,7 +218,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel.known = max([channel.known, *((record.term, record.cseq) for record in accepted)])
         pack = RecordPack(
             delivered.channel,
-            [record for record in accepted if record.type not in TIME_TYPES],
+            [record for record in accepted if record.type not in TIME_TYPES and not isinstance(record, LeftOutRecord)],
             begin_ts,
             channel.time,
             entries[:end],
@@ -204,8 +231,11 @@ class RecordMember(AsyncIterator[RecordPack]):
         return pack
 
     def _begin(self, delivered: Delivered) -> _Channel:
-        part, _ = unwrap(Layer.RECORDS, self._member.metadata(delivered.channel))
-        term, cseq, time = _state_of(part)
+        state = RecordState.of(self._member.metadata(delivered.channel))
+        if state.read and state.filter.where != self._where:
+            self._mismatch = mismatch(self._member.group, delivered.channel, state.filter, self._where)
+            raise self._mismatch
+        term, cseq, time = _state_of(state.read)
         channel = _Channel(
             delivered.assignment_epoch,
             ChannelReader(
@@ -214,8 +244,10 @@ class RecordMember(AsyncIterator[RecordPack]):
                 after=(term, cseq),
                 on_bad=lambda name, entry, error: self._bad(channel, name, entry, error),
                 grants=self._grants,
+                where=self._filter,
             ),
             time,
+            GroupFilter(self._where, state.filter.version or int(self._where is not None)),
             (term, cseq),
         )
         return channel
@@ -264,6 +296,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         *,
         commit: bool = False,
     ) -> list[bytes]:
+        self._check_filter()
         bad = any(channel is not None and channel.bad for channel in map(self._channel_of, packs))
         async with self._lettering if bad else nullcontext():  # of two that pass a bad record one has its letter
             covered = {
@@ -313,9 +346,16 @@ class RecordMember(AsyncIterator[RecordPack]):
                     self._member.resume(pack.channel)
 
     def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
-        _, inside = unwrap(Layer.RECORDS, self._member.metadata(pack.channel))
-        part = cast(bytes, msgpack.packb((*pack.owned, pack.end_ts)))
-        return wrap(Layer.RECORDS, part, inside if own is None else own)
+        state, channel = RecordState.of(self._member.metadata(pack.channel)), self._channel_of(pack)
+        return RecordState(
+            cast(bytes, msgpack.packb((*pack.owned, pack.end_ts))),
+            state.filter if channel is None else channel.filter,
+            state.own if own is None else own,
+        ).to_metadata()
+
+    def _check_filter(self) -> None:
+        if self._mismatch is not None:
+            raise self._mismatch
 
     def _channel_of(self, pack: RecordPack) -> _Channel | None:
         channel = self._channels.get(pack.channel)

@@ -18,6 +18,7 @@ _MODULES = (
     "capabilities",
     "channels",
     "deliveries",
+    "filters",
     "group_helpers",
     "group_metadata",
     "group_positions",
@@ -36,6 +37,7 @@ from .backend_under_test import BackendUnderTest  # noqa: E402
 from .capabilities import TestCapabilities  # noqa: E402
 from .channels import TestChannels  # noqa: E402
 from .deliveries import TestDeliveries  # noqa: E402
+from .filters import TestFilters, TestGroupFilters  # noqa: E402
 from .group_metadata import TestGroupMetadata  # noqa: E402
 from .group_positions import TestGroupPositions  # noqa: E402
 from .group_steps import TestGroupSteps  # noqa: E402
@@ -51,6 +53,8 @@ __all__ = [
     "TestCapabilities",
     "TestChannels",
     "TestDeliveries",
+    "TestFilters",
+    "TestGroupFilters",
     "TestGroupMetadata",
     "TestGroupPositions",
     "TestGroupSteps",
