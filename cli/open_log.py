@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from ..runtime.log.read_only import ReadOnlyWal
 from ..runtime.log.wal import Entry, FromId, Start, Wal
 from ..runtime.replicated.fold import Applied, Fold, State
 from ..runtime.streams.stream_base import reading
+
+if TYPE_CHECKING:
+    from ..runtime.filters.record_filter import RecordFilter
 
 ATTEMPTS = 10  # to read a state up to its end before the next snapshot has removed that
 
@@ -52,9 +55,12 @@ async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
         await wal.close()
 
 
-async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> AsyncIterator[Entry]:
-    """The entries of `channel` from `start` to the one with id `upto`; None goes on for ever."""
-    async with reading(wal, channel, start) as batches:
+async def entries(
+    wal: Wal, channel: str, start: Start, upto: bytes | None, where: RecordFilter | None = None
+) -> AsyncIterator[Entry]:
+    """The entries of `channel` from `start` to the one with id `upto`; None goes on for ever. With `where` as
+    `Wal.read_where` has them."""
+    async with reading(wal, channel, start, where) as batches:
         async for batch in batches:
             for entry in batch:
                 yield entry
@@ -62,16 +68,16 @@ async def entries(wal: Wal, channel: str, start: Start, upto: bytes | None) -> A
                     return
 
 
-async def stored(wal: Wal, channel: str) -> AsyncIterator[Entry]:
+async def stored(wal: Wal, channel: str, where: RecordFilter | None = None) -> AsyncIterator[Entry]:
     """The entries that `channel` holds now; none when it does not exist. Raises `PositionLost` when retention removes
-    them meanwhile."""
+    them meanwhile. With `where` as `Wal.read_where` has them."""
     try:
         info = await wal.describe(channel)
     except ChannelNotFound:
         return
     if info.first_id is not None:
         # from that entry on: of a channel that retention empties nothing more may ever come
-        async for entry in entries(wal, channel, FromId(info.first_id, inclusive=True), info.latest_id):
+        async for entry in entries(wal, channel, FromId(info.first_id, inclusive=True), info.latest_id, where):
             yield entry
 
 

@@ -7,13 +7,15 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
+from ..runtime.filters.subscription import filter_of
+from ..runtime.log.left_out import LeftOut
 from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.record import Record, RecordType, claims_record, decode
 from ..runtime.log.wal import Entry, From, Wal
@@ -25,6 +27,9 @@ from .logging_setup import logged
 from .one_line import one_line
 from .open_log import LogUrl, Prefix, catalog_of, entries, shown_time, stored
 from .results import JsonLines, plain, shown_bytes
+
+if TYPE_CHECKING:
+    from ..runtime.filters.record_filter import RecordFilter
 
 HELD_ENTRIES = 256  # read ahead of what is printed
 
@@ -52,6 +57,12 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
     rows: Annotated[int, typer.Option(min=0, help="Rows shown of each record.")] = 5,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Only records whose tags and header fields fit this filter: 'priority > 3 and _key == \"a\"'."
+        ),
+    ] = None,
     as_json: JsonLines = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
@@ -61,13 +72,15 @@ def tail(
     records appear as they are read; the order within a channel is the log's.
     """
 
+    passing = filter_of(where)
+
     async def show(wal: Wal) -> None:
         catalog = (await catalog_of(wal, Names(prefix))).state
         chosen = await _choose(wal, catalog, channel)
         begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
         shown = 0
-        async for name, entry in _merged(wal, chosen.channels, begin, follow):
-            fields = _fields(name, entry, catalog, chosen, rows)
+        async for name, entry in _merged(wal, chosen.channels, begin, follow, passing):
+            fields = _fields(name, entry, catalog, chosen, rows) if _fits(entry, passing) else None
             if fields is None:
                 continue
             typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
@@ -92,7 +105,9 @@ async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
     raise ChannelNotFound(f"no channel or collection {name!r}{near}; there are: {there}", channel=name)
 
 
-async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> AsyncIterator[tuple[str, Entry]]:
+async def _merged(
+    wal: Wal, channels: list[str], begin: From, follow: bool, where: RecordFilter | None
+) -> AsyncIterator[tuple[str, Entry]]:
     """The entries of all `channels` as they come."""
     queue: asyncio.Queue[tuple[str, Entry] | Exception | None] = asyncio.Queue(HELD_ENTRIES)
 
@@ -100,7 +115,7 @@ async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> A
         ended: Exception | None = None
         try:
             if follow or begin is From.EARLIEST:
-                async for entry in entries(wal, name, begin, None) if follow else stored(wal, name):
+                async for entry in entries(wal, name, begin, None, where) if follow else stored(wal, name, where):
                     await queue.put((name, entry))
         except Exception as error:  # raised again where the entries are consumed
             ended = error
@@ -121,6 +136,16 @@ async def _merged(wal: Wal, channels: list[str], begin: From, follow: bool) -> A
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+
+
+def _fits(entry: Entry, where: RecordFilter | None) -> bool:
+    """Whether the entry is to be shown: with a filter a record for which it holds."""
+    if where is None:
+        return True
+    try:
+        return not isinstance(entry, LeftOut) and where.holds(decode(entry.payload, entry.id))
+    except BadRecord:
+        return False
 
 
 def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int) -> dict[str, Any] | None:

@@ -54,6 +54,17 @@ def test_messages_are_sent_and_shown(command: Command, log: Path):
     assert "key=door" in command("tail", log, "events", "--no-follow", "--limit", 1).out
 
 
+def test_a_filter_shows_some_messages(command: Command, log: Path):
+    for floor in "121":
+        assert command("send", log, "events", f"on {floor}", "--tag", f"floor={floor}").status == 0
+    asyncio.run(fill(log, b"no record"))
+    ended = command("tail", log, "events", "--no-follow", "--json", "--where", 'floor == "1"')
+    assert [json.loads(line)["value"] for line in ended.out.splitlines()] == ["on 1", "on 1"]
+    ended = command("tail", log, "events", "--no-follow", "--where", "floor = 1")
+    assert ended.status == 2
+    assert "at 6: found '='" in ended.err
+
+
 @pytest.mark.parametrize("text", ["one\ntwo\n", "one\ntwo"])
 def test_each_line_of_stdin_is_a_message(command: Command, log: Path, text: str):
     program = [sys.executable, "-m", "tidewal", "send", str(log), "events"]
