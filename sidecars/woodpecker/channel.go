@@ -331,10 +331,9 @@ func (c *durable) hold(ctx context.Context, holder string, id uint64) error {
 func (c *durable) change(ctx context.Context, alter func(*channelRecord)) error {
 	defer c.sidecar.changing.lock(c.name)()
 	c.mu.Lock()
-	next, revision := c.stored.channelRecord, c.stored.revision
+	known := c.stored
 	c.mu.Unlock()
-	alter(&next)
-	changed, err := c.sidecar.registry.put(ctx, c.name, next, revision)
+	changed, err := c.sidecar.registry.alter(ctx, c.name, known, alter)
 	if err != nil {
 		return err
 	}
@@ -352,15 +351,5 @@ func (c *durable) drop() {
 	c.news.tell()
 	c.mu.Unlock()
 	c.writer.close(notFound(c.name))
-}
-
-// end lets Woodpecker remove what a dropped channel has, and returns the number of its last segment, -1 without one.
-func (c *durable) end(ctx context.Context) (int64, error) {
-	defer c.history.close()
-	segments, err := c.history.segments(ctx)
-	if err != nil || len(segments) == 0 {
-		return -1, err
-	}
-	last := segments[len(segments)-1].number
-	return last, c.history.truncate(ctx, place{last, 0}.id(c.base, firstOfSegment))
+	c.history.close()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -56,9 +57,15 @@ func (r *channelRecord) lowestHold() uint64 {
 	return lowest
 }
 
-// registry keeps the records of channels in etcd. Each change is conditional on what it was made from, so a sidecar
-// that another one has taken over from changes nothing.
-type registry struct{ etcd *clientv3.Client }
+// registry keeps the records of channels in etcd. Each change is conditional on what it was made from, and on this
+// sidecar's being the owner of the log still.
+type registry struct {
+	etcd *clientv3.Client
+	boot uint64 // the incarnation of this sidecar
+}
+
+// errOther says that a record is another one than the change was made from.
+var errOther = errors.New("the record of the channel is another one meanwhile")
 
 type stored struct {
 	channelRecord
@@ -104,7 +111,8 @@ func (r registry) all(ctx context.Context) (map[string]*stored, error) {
 	return found, nil
 }
 
-// put stores `next` where the record is still the one of that revision (0: where there is none).
+// put stores `next` where the record is still the one of that revision (0: where there is none). Otherwise it fails with
+// errOther, or with `Fenced` where another sidecar has the log.
 func (r registry) put(ctx context.Context, name string, next channelRecord, revision int64) (*stored, error) {
 	value, err := json.Marshal(next)
 	if err != nil {
@@ -113,15 +121,37 @@ func (r registry) put(ctx context.Context, name string, next channelRecord, revi
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
 	key := channelsPrefix + name
-	answer, err := r.etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).
-		Then(clientv3.OpPut(key, string(value))).Commit()
-	if err != nil {
+	own := clientv3.Compare(clientv3.Value(ownerKey), "=", fmt.Sprint(r.boot))
+	answer, err := r.etcd.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision), own).
+		Then(clientv3.OpPut(key, string(value))).Else(clientv3.OpTxn([]clientv3.Cmp{own}, nil, nil)).Commit()
+	switch {
+	case err != nil:
 		return nil, err
+	case answer.Succeeded:
+		return &stored{next, answer.Header.Revision}, nil
+	case answer.Responses[0].GetResponseTxn().Succeeded:
+		return nil, errOther
 	}
-	if !answer.Succeeded {
-		return nil, failure("Unavailable", "another sidecar has changed channel "+name+" meanwhile", nil)
+	return nil, fenced(name)
+}
+
+// alter stores the record of a channel as `change` makes it of the one that is known. Where a change before this one is
+// stored although its answer was lost, it makes it of that.
+func (r registry) alter(ctx context.Context, name string, known *stored, change func(*channelRecord)) (*stored, error) {
+	for {
+		next := known.channelRecord
+		change(&next)
+		changed, err := r.put(ctx, name, next, known.revision)
+		if !errors.Is(err, errOther) {
+			return changed, err
+		}
+		if known, err = r.get(ctx, name); err != nil {
+			return nil, err
+		}
+		if known == nil || known.Dropped {
+			return nil, notFound(name)
+		}
 	}
-	return &stored{next, answer.Header.Revision}, nil
 }
 
 // takeOver makes this sidecar the owner of the log: the newest one is. Returns its incarnation, and a channel that is

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"sort"
@@ -33,12 +34,12 @@ type sidecar struct {
 }
 
 func newSidecar(ctx context.Context, client woodpecker.Client, etcd *clientv3.Client, local *localStorage) (*sidecar, error) {
-	s := &sidecar{client: client, registry: registry{etcd}, local: local, channels: map[string]channel{}}
+	s := &sidecar{client: client, registry: registry{etcd: etcd}, local: local, channels: map[string]channel{}}
 	boot, over, err := s.registry.takeOver(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.boot, s.memory = boot, boot<<bootShift
+	s.boot, s.registry.boot, s.memory = boot, boot, boot<<bootShift
 	go func() {
 		<-over
 		s.supersede()
@@ -134,37 +135,41 @@ func (s *sidecar) create(ctx context.Context, name string, p policy) error {
 	s.mu.Lock()
 	there := s.channels[name]
 	s.mu.Unlock()
-	if there != nil {
-		if !there.policyOf().equals(p) {
-			return failure("ChannelExists", "channel "+name+" exists with another policy", map[string]any{"channel": name})
+	if there == nil {
+		if s.isSuperseded() {
+			return fenced(name)
 		}
-		return nil
+		registered, err := s.register(ctx, name, p)
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		there = s.made(name, registered)
+		s.channels[name] = there
+		s.mu.Unlock()
 	}
-	if s.isSuperseded() {
-		return fenced(name)
+	if !there.policyOf().equals(p) {
+		return failure("ChannelExists", "channel "+name+" exists with another policy", map[string]any{"channel": name})
 	}
-	made, err := s.register(ctx, name, p)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.channels[name] = s.made(name, made)
-	s.mu.Unlock()
 	return nil
 }
 
-// register stores a new channel. A temporary one ends with the process that made it, and is stored nowhere.
+// register stores a new channel, or finds the one that was stored by a request whose answer was lost. A temporary one
+// ends with the process that made it, and is stored nowhere.
 func (s *sidecar) register(ctx context.Context, name string, p policy) (*stored, error) {
 	if p.Temporary {
 		return &stored{channelRecord: channelRecord{Policy: p}}, nil
 	}
 	known, err := s.registry.get(ctx, name)
-	if err != nil {
-		return nil, err
+	if err != nil || (known != nil && !known.Dropped) {
+		return known, err
 	}
 	record, revision := channelRecord{Policy: p}, int64(0)
 	if known != nil {
-		record.Number, record.Base, revision = known.Number+1, known.Base, known.revision
+		record.Number, revision = known.Number+1, known.revision
+		if record.Base, err = s.baseBehind(ctx, known); err != nil {
+			return nil, err
+		}
 	}
 	if !p.Ephemeral {
 		record.Log = fmt.Sprintf("%s.%d", name, record.Number)
@@ -180,48 +185,70 @@ func (s *sidecar) register(ctx context.Context, name string, p policy) (*stored,
 	return s.registry.put(ctx, name, record, revision)
 }
 
+// baseBehind is the base of a channel that is made behind the dropped one: its ids are above all that this one has given.
+func (s *sidecar) baseBehind(ctx context.Context, dropped *stored) (uint64, error) {
+	base := dropped.Base
+	if dropped.Log == "" {
+		return base, nil
+	}
+	handle, err := s.client.OpenLog(ctx, dropped.Log)
+	if err != nil {
+		return 0, err
+	}
+	defer handle.Close(ctx)
+	segments, err := handle.GetSegments(ctx)
+	for number := range segments {
+		base = max(base, dropped.Base+uint64(number)+1)
+	}
+	return base, err
+}
+
+// drop stores that a channel is dropped, answers, and ends the channel: its writer may wait long for the storage, and only
+// a new channel of that name waits for it. What it has in Woodpecker, which deletes no log, stays.
 func (s *sidecar) drop(ctx context.Context, name string) error {
-	defer s.changing.lock(name)()
+	unlock := s.changing.lock(name)
 	s.mu.Lock()
 	found := s.channels[name]
 	s.mu.Unlock()
-	if found == nil {
-		return nil
-	}
-	if s.isSuperseded() {
-		return fenced(name)
-	}
-	if err := s.unregister(ctx, name, found); err != nil {
+	err := s.unregister(ctx, name, found)
+	if err != nil || found == nil {
+		unlock()
 		return err
 	}
 	s.mu.Lock()
 	delete(s.channels, name)
 	s.mu.Unlock()
+	go func() {
+		defer unlock()
+		found.drop()
+	}()
 	return nil
 }
 
-// unregister ends a channel and stores that it was dropped. What it has in Woodpecker, which deletes no log, stays but
-// for the segments before the last.
+// unregister stores that a channel is dropped. Where etcd does not say whether it has that, the channel goes on until it
+// is dropped again.
 func (s *sidecar) unregister(ctx context.Context, name string, found channel) error {
-	found.drop()
-	if found.policyOf().Temporary {
+	switch {
+	case found == nil:
+		return nil
+	case s.isSuperseded():
+		return fenced(name)
+	case found.policyOf().Temporary:
 		return nil
 	}
 	known, err := s.registry.get(ctx, name)
-	if err != nil || known == nil {
+	if err == nil && known != nil && !known.Dropped {
+		_, err = s.registry.alter(ctx, name, known, func(record *channelRecord) { record.Dropped, record.Holds = true, nil })
+	}
+	var named *tidewalError
+	switch {
+	case errors.As(err, &named) && named.code == "ChannelNotFound": // an earlier request is stored only now
+		return nil
+	case err == nil || named != nil:
 		return err
 	}
-	next := known.channelRecord
-	next.Dropped, next.Holds = true, nil
-	if channel, isDurable := found.(*durable); isDurable {
-		last, err := channel.end(ctx)
-		if err != nil {
-			return err
-		}
-		next.Base += uint64(last + 1)
-	}
-	_, err = s.registry.put(ctx, name, next, known.revision)
-	return err
+	message := fmt.Sprintf("whether channel %s is dropped is not known, drop it again: %v", name, err)
+	return failure("Unavailable", message, nil)
 }
 
 // close ends the writers, so that what was accepted is stored and answered.

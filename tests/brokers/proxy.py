@@ -15,6 +15,7 @@ class Proxy:
         self.broker_port = 0  # may be set after `start`
         self.delay_s = 0.0  # each piece waits so long, in both directions
         self._silent = False  # no client gets an answer
+        self._unanswered: bytes | None = None  # the first client that sends this gets no answer any more
         self._closed = asyncio.Event()  # what is held waits for this one
         self._open = asyncio.Event()
         self._open.set()
@@ -48,6 +49,10 @@ class Proxy:
     def lose_answers(self) -> None:
         """Let nothing of what the broker answers on the connections of now reach the clients."""
         self._deaf.update(self._gates)
+
+    def lose_answers_to(self, request: bytes) -> None:
+        """Let no answer reach the first client that sends `request` (in one piece), from then on."""
+        self._unanswered = request
 
     def half_close(self) -> None:
         """Connections stay open, those to come too, and no answer reaches a client any more, until `restore`."""
@@ -104,6 +109,9 @@ class Proxy:
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._gates.get(source, self._open).wait()
+                if source is client and self._unanswered is not None and self._unanswered in data:
+                    self._deaf.add(client)
+                    self._unanswered = None
                 if source is client or not (self._silent or client in self._deaf):
                     target.write(data)
             target.close()

@@ -65,7 +65,7 @@ class Sidecar(Server):
 
     def __init__(self, program: Path, directory: Path, etcd: str, prefix: str, settings: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+        self.directory, self.prefix = directory, prefix
         config = directory / "config.yaml"
         woodpecker = {"meta": {"prefix": prefix}, **settings.get("woodpecker", {})}
         config.write_text(json.dumps({**settings, "woodpecker": woodpecker, "etcd": {"endpoints": [etcd]}}))
