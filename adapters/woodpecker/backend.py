@@ -47,6 +47,12 @@ class WoodpeckerBackend(WalBackend):
         from .wal import WoodpeckerWal
 
         directory = directory_of(url)
+        if settings is not None and settings.storage.type == "service":
+            raise ConfigError(
+                "woodpecker.storage.type=service, a cluster of log stores, is not served by the sidecar: "
+                "set minio (any S3) or local",
+                key="woodpecker.storage.type",
+            )
         process = None
         if settings is not None and settings.sidecar.binary and own is not False and not read_only:
             process = SidecarProcess(directory, settings)

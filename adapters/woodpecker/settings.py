@@ -59,7 +59,7 @@ class WoodpeckerSettings(BackendSettings):
     def check_cluster(self) -> None:
         if self.storage.type == "local" and not self.storage.force_local_storage:
             raise ConfigError(
-                "woodpecker.storage.type=local is one machine's disk: a cluster needs minio or service, "
+                "woodpecker.storage.type=local is one machine's disk: a cluster needs minio, "
                 "or woodpecker.storage.forceLocalStorage=true where the disk is shared",
                 key="woodpecker.storage.type",
             )

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"flag"
 	"fmt"
 	stdlog "log"
@@ -72,6 +73,9 @@ func loaded(paths []string) (*config.Configuration, error) {
 		if err := yaml.Unmarshal(content, settings); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
+	}
+	if settings.Woodpecker.Storage.IsStorageService() {
+		return nil, errors.New("woodpecker.storage.type service, a cluster of log stores, is not served: set minio (any S3) or local")
 	}
 	if prefix := settings.Woodpecker.Meta.Prefix; prefix != woodpeckerPrefix {
 		settings.Minio.RootPath += "/" + prefix // the numbers that name a log's segments there are counted in etcd

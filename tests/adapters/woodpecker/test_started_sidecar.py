@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
-from tests.brokers.woodpecker import Etcd
+from tests.brokers.processes import BrokerFailed
+from tests.brokers.woodpecker import Etcd, Sidecar
 from tests.brokers.woodpecker_fixtures import require_program
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.woodpecker import open_wal
-from tidewal.adapters.woodpecker.settings import WoodpeckerSettings
+from tidewal.adapters.woodpecker.settings import WoodpeckerSettings, WoodpeckerStorageSettings
 from tidewal.runtime.errors import ConfigError, Unavailable
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -75,3 +77,14 @@ async def test_what_keeps_it_from_starting_is_told(tmp_path: Path) -> None:
     settings = settings_of(program, "127.0.0.1:1", tmp_path)
     with pytest.raises(Unavailable, match="no etcd here"):
         await open_wal(settings.url(), settings=settings, failover_s=1.0)
+
+
+async def test_a_cluster_of_log_stores_is_refused(
+    settings: WoodpeckerSettings, new_sidecar: Callable[..., Sidecar]
+) -> None:
+    service = WoodpeckerStorageSettings(type="service")
+    with pytest.raises(ConfigError, match="not served by the sidecar: set minio"):
+        await open_wal(settings.url(), settings=settings.model_copy(update={"storage": service}))
+    sidecar = new_sidecar(settings={"woodpecker": {"storage": {"type": "service"}}})
+    with pytest.raises(BrokerFailed, match="not served: set minio"):
+        sidecar.start()
