@@ -23,3 +23,5 @@ def test_a_log_has_no_turn_while_one_of_its_programs_is_missing(monkeypatch: pyt
     assert logs.logs_in_turn() == ["kafka", "pulsar", "rocksmq"]
     built.add("versitygw")
     assert logs.logs_in_turn() == ["kafka", "objects", "pulsar", "rocksmq"]
+    built.add("sidecar")
+    assert logs.logs_in_turn() == ["kafka", "objects", "pulsar", "rocksmq", "woodpecker"]
