@@ -46,7 +46,10 @@ class PendingAppends:
         connection. Raises `Overloaded`, `Closed`, `InvalidRequest` and `Unsupported` for what no log could take."""
         check_plain([entry.key for entry in entries], [entry.headers for entry in entries])
         check_timestamps([entry.timestamp for entry in entries])
-        taken = [Append(entry.channel, owned(entry.payload), entry.timestamp) for entry in entries]
+        taken = [
+            entry if type(entry.payload) is bytes else Append(entry.channel, owned(entry.payload), entry.timestamp)
+            for entry in entries
+        ]
         size = sum([ENTRY_OVERHEAD_BYTES + len(entry.payload) for entry in taken])
         with self._pending.lock:
             self._pending.admit(size)

@@ -27,13 +27,19 @@ func benchSettings(b *testing.B) *config.Configuration {
 	return settings
 }
 
-// benchRecords fill a pack.
-func benchRecords() []record {
-	records := make([]record, packBytes/(1024+recordOverhead))
-	for i := range records {
-		records[i].payload = make([]byte, 1024)
+// benchSizes are those of the records, by name.
+var benchSizes = map[string]int{"1KiB": 1 << 10, "64KiB": 64 << 10}
+
+// bySize runs a benchmark for each size of records, of which so many are appended as fill a pack.
+func bySize(b *testing.B, run func(b *testing.B, settings *config.Configuration, records []record)) {
+	settings := benchSettings(b)
+	for name, size := range benchSizes {
+		records := make([]record, packBytes/(size+recordOverhead))
+		for i := range records {
+			records[i].payload = make([]byte, size)
+		}
+		b.Run(name, func(b *testing.B) { run(b, settings, records) })
 	}
-	return records
 }
 
 func reportRecords(b *testing.B, each int) {
@@ -42,8 +48,9 @@ func reportRecords(b *testing.B, each int) {
 
 // BenchmarkSidecar appends the same records as BenchmarkDirect over the socket: a pack in a request, and so many
 // requests on their way that the writer is never short of packs.
-func BenchmarkSidecar(b *testing.B) {
-	settings, records := benchSettings(b), benchRecords()
+func BenchmarkSidecar(b *testing.B) { bySize(b, sidecarAppends) }
+
+func sidecarAppends(b *testing.B, settings *config.Configuration, records []record) {
 	client, etcd, err := connected(context.Background(), settings)
 	if err != nil {
 		b.Fatal(err)
@@ -73,7 +80,7 @@ func BenchmarkSidecar(b *testing.B) {
 	}
 	asked := encodeFrame([]any{2, "append", 1, 0, []string{name}}, records)
 	turns, done := make(chan struct{}, 2*packsInFlight), make(chan error)
-	b.SetBytes(int64(len(records)) * 1024)
+	b.SetBytes(int64(len(records) * len(records[0].payload)))
 	b.ResetTimer()
 	go func() {
 		var failed error
@@ -97,10 +104,11 @@ func BenchmarkSidecar(b *testing.B) {
 	reportRecords(b, len(records))
 }
 
-// BenchmarkDirect appends through the library what the sidecar would, packs of 1 KiB records and as many on their way,
-// without a socket: what the sidecar's own rate is compared with.
-func BenchmarkDirect(b *testing.B) {
-	settings, records := benchSettings(b), benchRecords()
+// BenchmarkDirect appends through the library what the sidecar would, the same packs and as many on their way, without a
+// socket: what the sidecar's own rate is compared with, and that of a process of Tidewal (benchmarks/woodpecker.py).
+func BenchmarkDirect(b *testing.B) { bySize(b, directAppends) }
+
+func directAppends(b *testing.B, settings *config.Configuration, records []record) {
 	client, _, err := connected(context.Background(), settings)
 	if err != nil {
 		b.Fatal(err)
@@ -119,7 +127,7 @@ func BenchmarkDirect(b *testing.B) {
 	}
 	flights := make(chan (<-chan *log.WriteResult), packsInFlight)
 	done := make(chan error)
-	b.SetBytes(int64(len(records)) * 1024)
+	b.SetBytes(int64(len(records) * len(records[0].payload)))
 	b.ResetTimer()
 	go func() {
 		var failed error

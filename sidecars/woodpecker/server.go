@@ -435,24 +435,29 @@ func (c *connection) submit(seq uint64, appends []append_) {
 // parts are the records by channel; nothing is taken where one channel is missing, or one record is too large.
 func (c *connection) parts(appends []append_) (map[channel]*part, int, error) {
 	parts := map[channel]*part{}
-	size := 0
+	var into *part // of the channel that this record and the last one are for
+	size, limit := 0, int64(0)
 	for i, each := range appends {
-		found, err := c.server.sidecar.find(c.ctx, each.channel)
-		if err != nil {
-			return nil, 0, err
+		if i == 0 || each.channel != appends[i-1].channel {
+			found, err := c.server.sidecar.find(c.ctx, each.channel)
+			if err != nil {
+				return nil, 0, err
+			}
+			if c.server.sidecar.isSuperseded() {
+				return nil, 0, fenced(each.channel)
+			}
+			if into = parts[found]; into == nil {
+				into = &part{}
+				parts[found] = into
+			}
+			limit = found.policyOf().MaxMessageBytes
 		}
-		if c.server.sidecar.isSuperseded() {
-			return nil, 0, fenced(each.channel)
-		}
-		if limit := found.policyOf().MaxMessageBytes; int64(len(each.payload)) > limit {
+		if int64(len(each.payload)) > limit {
 			message := fmt.Sprintf("a message of %d bytes for %s is over its limit of %d", len(each.payload), each.channel, limit)
 			return nil, 0, failure("MessageTooLarge", message, map[string]any{"size": len(each.payload), "limit": limit})
 		}
-		if parts[found] == nil {
-			parts[found] = &part{}
-		}
-		parts[found].records = append(parts[found].records, record{timestamp: each.timestamp, payload: each.payload})
-		parts[found].places = append(parts[found].places, i)
+		into.records = append(into.records, record{timestamp: each.timestamp, payload: each.payload})
+		into.places = append(into.places, i)
 		size += len(each.payload) + recordOverhead
 	}
 	return parts, size, nil

@@ -81,6 +81,13 @@ def own_tests(program: Program) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=BUILT_WITHIN_S, check=False)
 
 
+def build_tests(program: Program, path: Path) -> Path:
+    """Build the tests and benchmarks of the program's module as a program at `path`; raises `Missing` where there is no
+    Go, or the build fails."""
+    _run_go([_go(), "test", "-c", "-o", str(path)], MODULES[program].module, BUILT_WITHIN_S)
+    return path
+
+
 def has_go() -> bool:
     """Whether there is a Go that could build them."""
     return _found_go() is not None
