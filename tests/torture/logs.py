@@ -47,17 +47,12 @@ Disturb = Callable[[float, random.Random], Awaitable[None]]
 
 
 class LogUnderTest:
-    """A log in `folder`. `programs` are those that Go must have built for it; one without a turn is asked for by name.
-    `disturbances` are its faults by name: each takes its length in seconds and a random source, and has undone what it
-    did when it returns. Of `decisive` ones, which alone can show some broken promise, each round has one."""
-
-    programs: ClassVar[Sequence[Program]] = ()
-    has_turn: ClassVar[bool] = True
-    decisive: ClassVar[Sequence[str]] = ()
     """A log in `folder`. `programs` are those that Go must have built for it. `disturbances` are its faults by name:
-    each takes its length in seconds and a random source, and has undone what it did when it returns."""
+    each takes its length in seconds and a random source, and has undone what it did when it returns. Each round has one
+    of the `decisive` ones, which alone can show some broken promise."""
 
     programs: ClassVar[Sequence[Program]] = ()
+    decisive: ClassVar[Sequence[str]] = ()
     url = ""
     disturbances: dict[str, Disturb]
 
