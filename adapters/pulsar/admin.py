@@ -25,7 +25,7 @@ from ...runtime.log.redaction import shown_url
 from .client import Security
 from .failures import Outcome, web_outcome
 from .ids import MessagePlace
-from .topics import INCARNATION_PROPERTY, POLICY_PROPERTY, Topic, TopicContents, contents_of
+from .topics import INCARNATION_PROPERTY, POLICY_PROPERTY, PulsarTopic, TopicContents, contents_of
 
 Json = dict[str, object]
 
@@ -193,13 +193,13 @@ class Admin:
                 f"there is no namespace {self._namespace} with topics of others: check the URL, or have it made"
             )
 
-    def create(self, topic: Topic) -> bool:
+    def create(self, topic: PulsarTopic) -> bool:
         """Create the topic with its properties, in one step. Returns False when it exists already."""
         incarnation = f"{time.time_ns() // 1_000_000}-{uuid.uuid4().hex}"
         properties: Json = {**topic.properties, INCARNATION_PROPERTY: incarnation}
         return self._call("PUT", self._path(topic), properties, conflict=False) is not False
 
-    def set_policies(self, topic: Topic) -> None:
+    def set_policies(self, topic: PulsarTopic) -> None:
         """Set retention and deduplication, which brokers keep apart from properties. Returns once duplicates are
         removed: the broker answers before a policy takes effect, and until then stores a message again that is resent.
         Raises `Unsupported` where the broker has no policies for single topics."""
@@ -220,44 +220,44 @@ class Admin:
             if self._closing.wait(LOOK_AGAIN_S):
                 raise Closed("the Pulsar log is closed")
 
-    def ensure_deduplication(self, topic: Topic) -> None:
+    def ensure_deduplication(self, topic: PulsarTopic) -> None:
         """Return once the broker removes duplicates in the topic, also where its creator died before `set_policies`.
         Raises `ChannelNotFound`."""
         if not self._deduplicates(topic):
             self.set_policies(topic)
 
-    def _deduplicates(self, topic: Topic) -> bool:
+    def _deduplicates(self, topic: PulsarTopic) -> bool:
         found = cast(Json, self._call("GET", f"{self._path(topic)}/stats", topic=topic))
         return found["deduplicationStatus"] == "Enabled"
 
-    def set_property(self, topic: Topic, name: str, value: str) -> None:
+    def set_property(self, topic: PulsarTopic, name: str, value: str) -> None:
         self._call("PUT", f"{self._path(topic)}/properties", {name: value}, topic=topic)
 
-    def delete(self, topic: Topic) -> None:
+    def delete(self, topic: PulsarTopic) -> None:
         """Delete the topic with its cursors, also while clients use it."""
         self._call("DELETE", f"{self._path(topic)}?force=true", absent=None)
 
-    def contents(self, topic: Topic) -> TopicContents:
+    def contents(self, topic: PulsarTopic) -> TopicContents:
         """The contents of the topic. Raises `ChannelNotFound`."""
         return contents_of(topic, cast(Json, self._call("GET", f"{self._path(topic)}/internalStats", topic=topic)))
 
-    def last(self, topic: Topic) -> MessagePlace:
+    def last(self, topic: PulsarTopic) -> MessagePlace:
         """The last message of the topic; its entry is -1 where there is none. Raises `ChannelNotFound`."""
         found = cast("dict[str, int]", self._call("GET", f"{self._path(topic)}/lastMessageId", topic=topic))
         return MessagePlace(found["ledgerId"], found["entryId"], max(found.get("batchIndex", 0), 0))
 
-    def publishers(self, topic: Topic) -> dict[str, str]:
+    def publishers(self, topic: PulsarTopic) -> dict[str, str]:
         """The names of the connected producers, and since when each is connected. Raises `ChannelNotFound`."""
         found = cast("dict[str, list[dict[str, str]]]", self._call("GET", f"{self._path(topic)}/stats", topic=topic))
         return {each["producerName"]: each.get("connectedSince", "") for each in found["publishers"]}
 
-    def make_cursor(self, topic: Topic, name: str) -> None:
+    def make_cursor(self, topic: PulsarTopic, name: str) -> None:
         """Create a durable cursor of that name at the beginning, unless it exists. Raises `ChannelNotFound`."""
         path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
         beginning: Json = {"ledgerId": -1, "entryId": -1, "partitionIndex": -1, "batchIndex": -1}
         self._call("PUT", path, beginning, topic=topic, conflict=False)
 
-    def keep_cursor(self, topic: Topic, name: str, place: MessagePlace) -> None:
+    def keep_cursor(self, topic: PulsarTopic, name: str, place: MessagePlace) -> None:
         """Set the durable cursor of that name to the entry of `place`, so that the broker keeps the entries from there
         on. Raises `ChannelNotFound`."""
         path = f"{self._path(topic)}/subscription/{quote(name, safe='')}"
@@ -265,11 +265,11 @@ class Admin:
         if self._call("PUT", path, where, topic=topic, conflict=False) is False:
             self._call("POST", f"{path}/resetcursor", where, topic=topic)
 
-    def drop_cursor(self, topic: Topic, name: str) -> None:
+    def drop_cursor(self, topic: PulsarTopic, name: str) -> None:
         """Delete the cursor, if it exists."""
         self._call("DELETE", f"{self._path(topic)}/subscription/{quote(name, safe='')}?force=true", absent=None)
 
-    def _path(self, topic: Topic) -> str:
+    def _path(self, topic: PulsarTopic) -> str:
         return f"persistent/{self._namespace}/{quote(topic.name, safe='')}"
 
     def _call(
@@ -278,7 +278,7 @@ class Admin:
         path: str,
         body: Json | bool | None = None,
         *,
-        topic: Topic | None = None,
+        topic: PulsarTopic | None = None,
         absent: object = ...,
         conflict: object = ...,
     ) -> object:

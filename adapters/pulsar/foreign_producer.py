@@ -18,7 +18,7 @@ from .failures import Outcome, message_outcome, send_failure, unknown_outcome
 from .foreign_topics import foreign_message, route
 from .ids import pack
 from .producer import Answered, FlushingProducer
-from .topics import Topic
+from .topics import PulsarTopic
 
 log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
@@ -30,7 +30,7 @@ class ForeignProducer(FlushingProducer):
     def __init__(
         self,
         client: PulsarClient,
-        topic: Topic,
+        topic: PulsarTopic,
         address: str,
         name: str,
         max_message_bytes: int,

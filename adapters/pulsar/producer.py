@@ -25,7 +25,7 @@ from ...runtime.log.wal import Append
 from .client import OK, NativeId, NativeProducer, NativeResult, PulsarClient, ignore, message, place_of
 from .failures import Outcome, call_failure, message_outcome, send_failure, unknown_outcome
 from .ids import MessagePlace, encode, pack, unpack
-from .topics import Topic, TopicContents
+from .topics import PulsarTopic, TopicContents
 
 log: logging.Logger = logging.getLogger("tidewal.pulsar")
 
@@ -49,7 +49,7 @@ class FlushingProducer(ABC):
 
     def __init__(
         self,
-        topic: Topic,
+        topic: PulsarTopic,
         native: NativeProducer,
         max_message_bytes: int,
         flush_later: Callable[[FlushingProducer], None],
@@ -121,7 +121,7 @@ class ChannelProducer(FlushingProducer):
     def __init__(
         self,
         client: PulsarClient,
-        topic: Topic,
+        topic: PulsarTopic,
         address: str,
         name: str,
         contents: Callable[[str], TopicContents],

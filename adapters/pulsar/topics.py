@@ -34,7 +34,7 @@ _MEANS_SOMETHING_TO_PULSAR = re.compile(r"__|-partition-\d+\Z")  # system topics
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class PulsarTopic:
     """A channel and its policy; the topic is named like the channel, unless the name has a meaning for Pulsar. A name
     with a colon is a partition of a foreign topic, see `foreign_topics.py`."""
 
@@ -164,7 +164,7 @@ class TopicContents:
         return any(count for ledger, count in self.ledgers if after.ledger < ledger < before.ledger)
 
 
-def contents_of(topic: Topic, stats: Mapping[str, object]) -> TopicContents:
+def contents_of(topic: PulsarTopic, stats: Mapping[str, object]) -> TopicContents:
     """The contents of a topic, from the broker's internal statistics."""
     properties = cast("dict[str, str]", stats.get("properties") or {})
     policy = properties.get(POLICY_PROPERTY)

@@ -67,7 +67,7 @@ from .topics import (
     HOLD_CURSOR,
     LEDGER_PROPERTY,
     TRUNCATED_PROPERTY,
-    Topic,
+    PulsarTopic,
     TopicContents,
     channel_of,
     is_foreign,
@@ -174,10 +174,10 @@ class Pulsar(GroupWal):
     async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
         self._check_changes("create_channel")
         check_name("channel name", channel)
-        await self.blocking(partial(self._create, Topic(channel, policy)))
+        await self.blocking(partial(self._create, PulsarTopic(channel, policy)))
         self._channels_changed()
 
-    def _create(self, topic: Topic) -> None:
+    def _create(self, topic: PulsarTopic) -> None:
         if self.admin.create(topic):
             self.admin.set_property(topic, LEDGER_PROPERTY, str(self.contents(topic.channel).end.ledger))
         else:
@@ -232,7 +232,7 @@ class Pulsar(GroupWal):
     def _drop(self, channel: str) -> None:
         with contextlib.suppress(ChannelNotFound):
             self.contents(channel)
-            self.admin.delete(Topic(channel))
+            self.admin.delete(PulsarTopic(channel))
         self._forget(channel)
 
     def _forget(self, channel: str) -> None:
@@ -274,7 +274,7 @@ class Pulsar(GroupWal):
             raise refused("append")
         contents = self.contents(channel)
         assert contents.policy is not None
-        topic = Topic(channel, contents.policy)
+        topic = PulsarTopic(channel, contents.policy)
         self.admin.ensure_deduplication(topic)
         end = seek.after_last(self, channel, contents)
         address = self._address(topic)
@@ -303,7 +303,7 @@ class Pulsar(GroupWal):
             return self._open_producer(channel)
         if ":" in channel or not self.admin.partitions(channel):
             self.contents(channel)
-        topic = Topic(channel, foreign_topics.POLICY)
+        topic = PulsarTopic(channel, foreign_topics.POLICY)
 
         def make() -> ForeignProducer:
             return ForeignProducer(
@@ -367,7 +367,7 @@ class Pulsar(GroupWal):
         if queue_messages is None:
             message_bytes = min(policy.max_message_bytes, self._message_bytes)
             queue_messages = max(1, min(self._options.prefetch_bytes // message_bytes, 1000))
-        make = partial(self._client.reader, self._address(Topic(channel)), start, queue_messages)
+        make = partial(self._client.reader, self._address(PulsarTopic(channel)), start, queue_messages)
         return self._retried("read", channel, make)
 
     async def latest_id(self, channel: str) -> bytes | None:
@@ -394,7 +394,7 @@ class Pulsar(GroupWal):
         contents = self.contents(channel)
         place = _place(id)
         if contents.truncated is None or place > contents.truncated:
-            self.admin.set_property(Topic(channel), TRUNCATED_PROPERTY, truncated_property(place))
+            self.admin.set_property(PulsarTopic(channel), TRUNCATED_PROPERTY, truncated_property(place))
 
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         self._check_changes("hold")
@@ -402,7 +402,7 @@ class Pulsar(GroupWal):
 
     def _hold(self, channel: str, holder: str, id: bytes | None) -> None:
         self.contents(channel)
-        topic, cursor = Topic(channel), HOLD_CURSOR + holder
+        topic, cursor = PulsarTopic(channel), HOLD_CURSOR + holder
         if id is None:
             self.admin.drop_cursor(topic, cursor)
         else:
@@ -466,7 +466,7 @@ class Pulsar(GroupWal):
     def publisher(self, channel: str, name: str, *, batches: bool) -> NativeProducer:
         """Open a producer with a name that no other producer has until it is closed. Blocks. Raises `Unavailable`,
         `ChannelNotFound`."""
-        topic = Topic(channel, self.policy(channel))
+        topic = PulsarTopic(channel, self.policy(channel))
         self.admin.ensure_deduplication(topic)
         return self._client.producer(self._address(topic), name, batches=batches)
 
@@ -476,7 +476,7 @@ class Pulsar(GroupWal):
         if not is_topic_of_ours(channel) and not (self.foreign and is_foreign(channel)):
             raise ChannelNotFound(f"there can be no channel {channel!r}", channel=channel)
         try:
-            contents = self.admin.contents(Topic(channel))
+            contents = self.admin.contents(PulsarTopic(channel))
         except ChannelNotFound as error:
             self._policies.pop(channel, None)
             if not self.is_foreign(channel):
@@ -514,7 +514,7 @@ class Pulsar(GroupWal):
     def last(self, channel: str) -> MessagePlace:
         """The last message of the channel. Blocks. Raises `ChannelNotFound`."""
         self.policy(channel)
-        return self.admin.last(Topic(channel))
+        return self.admin.last(PulsarTopic(channel))
 
     def policy(self, channel: str) -> ChannelPolicy:
         """The policy of the channel. Blocks only where it is not known yet. Raises `ChannelNotFound`."""
@@ -542,7 +542,7 @@ class Pulsar(GroupWal):
         finally:
             self.stalls.end(waiting)
 
-    def _address(self, topic: Topic) -> str:
+    def _address(self, topic: PulsarTopic) -> str:
         return f"persistent://{self._namespace}/{topic.name}"
 
     async def blocking(self, call: Callable[[], T]) -> T:

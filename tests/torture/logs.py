@@ -23,7 +23,7 @@ from tests.brokers.processes import BrokerFailed, free_ports, listening_child
 from tests.brokers.proxy import Proxy
 from tests.brokers.pulsar import PulsarStandalone
 from tests.brokers.woodpecker import KEY, Etcd, Server, Sidecar, VersityGateway, in_bucket
-from tidewal.adapters.pulsar.topics import Topic
+from tidewal.adapters.pulsar.topics import PulsarTopic
 from tidewal.runtime.log.wal import Wal
 
 from .inside import FULL, open_log
@@ -262,7 +262,7 @@ class PulsarUnderTest(_Proxied):
         await super().stop()
 
     async def delete(self, wal: Wal, channel: str) -> None:
-        topic = quote(Topic(channel).name, safe="")
+        topic = quote(PulsarTopic(channel).name, safe="")
         url = f"{self._broker.web_url}/admin/v2/persistent/public/torture/{topic}?force=true"
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         request = urllib.request.Request(url, method="DELETE")

@@ -15,7 +15,7 @@ from ....runtime.log.checks import is_name, not_found
 from ....runtime.log.wal import Capabilities, Delivery
 from ..admin import Admin
 from ..ids import MessagePlace, before_ledger, encode
-from ..topics import QUEUE_PROPERTY, Topic, TopicContents, channel_of, is_foreign
+from ..topics import QUEUE_PROPERTY, PulsarTopic, TopicContents, channel_of, is_foreign
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class ChannelFinder:
 
         def unbind_queues(channel: str) -> None:
             if self._source.contents(channel).queue_of == group:
-                self._source.admin.set_property(Topic(channel), QUEUE_PROPERTY, "")
+                self._source.admin.set_property(PulsarTopic(channel), QUEUE_PROPERTY, "")
 
         for channel in queues:
             try:
@@ -123,7 +123,7 @@ class ChannelFinder:
 
     def _bind_queue(self, group: str, channel: str, owner: str) -> None:
         if not owner:
-            self._source.admin.set_property(Topic(channel), QUEUE_PROPERTY, group)
+            self._source.admin.set_property(PulsarTopic(channel), QUEUE_PROPERTY, group)
             owner = self._source.contents(channel).queue_of  # of several groups that ask at once the last one has it
         if owner != group:
             raise InvalidRequest(f"channel {channel} is a queue, and bound to another group")

@@ -23,7 +23,7 @@ from ....runtime.groups.group_log import HOLDER, GroupLog
 from ....runtime.log.checks import check_name
 from ....runtime.log.wal import Append, From, GroupInfo, Wal
 from ..ids import next_id
-from ..topics import HOLD_CURSOR, Topic, group_of, group_policy, group_topic
+from ..topics import HOLD_CURSOR, PulsarTopic, group_of, group_policy, group_topic
 from . import session as group_session
 from .channels import ChannelFinder
 from .session import GroupSession
@@ -63,7 +63,7 @@ class Groups:
         infos: list[GroupInfo] = []
         for info in await asyncio.gather(*map(self._info, names)):
             if info is not None:
-                positions = {name: at for name, at in info.positions.items() if Topic(name).name in topics}
+                positions = {name: at for name, at in info.positions.items() if PulsarTopic(name).name in topics}
                 if positions or info.members:
                     infos.append(GroupInfo(info.name, positions, info.members))
         return infos
@@ -93,7 +93,7 @@ class Groups:
             if not state.dropped:
                 await session.log.ask(Drop())
             await self._finder.unbind_queues(group, [channel for channel, found in state.known.items() if found.queue])
-            await self._wal.blocking(partial(self._wal.admin.delete, Topic(group_topic(group))))
+            await self._wal.blocking(partial(self._wal.admin.delete, PulsarTopic(group_topic(group))))
 
         with suppress(ChannelNotFound, Fenced):
             await self._with_session(group, drop, make=False)
@@ -239,7 +239,7 @@ class Groups:
 
     async def _open_session(self, group: str, make: bool) -> GroupSession:
         for _ in range(MAKE_ATTEMPTS):
-            topic = Topic(group_topic(group), group_policy())
+            topic = PulsarTopic(group_topic(group), group_policy())
             if make:
                 await self._wal.blocking(partial(self._create_topic, topic))
             session = GroupSession(self._wal, group, self._finder)
@@ -271,7 +271,7 @@ class Groups:
         if beating is not None:
             beating.cancel()
 
-    def _create_topic(self, topic: Topic) -> None:
+    def _create_topic(self, topic: PulsarTopic) -> None:
         admin = self._wal.admin
         admin.create(topic)
         admin.make_cursor(topic, HOLD_CURSOR + HOLDER)

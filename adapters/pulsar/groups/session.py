@@ -21,7 +21,7 @@ from ....runtime.groups.commands import ChannelsChanged, CommitOutputs, EvictMem
 from ....runtime.groups.coordinator_client import Ack
 from ....runtime.groups.group_log import GroupLog
 from ....runtime.log.wal import Append
-from ..topics import Topic, group_topic
+from ..topics import PulsarTopic, group_topic
 from . import channels as group_channels
 from . import outputs as group_outputs
 from .channels import ChannelFinder
@@ -140,7 +140,7 @@ class GroupSession:
             await self.log.ask(ChannelsChanged(found, gone))
 
     async def _look_at_processes(self) -> None:
-        publishers = await self._wal.blocking(partial(self._wal.admin.publishers, Topic(self.log.topic)))
+        publishers = await self._wal.blocking(partial(self._wal.admin.publishers, PulsarTopic(self.log.topic)))
         state = self.log.state
         gone = self._failure_detector.look(publishers, {joined.process for joined in state.members.values()})
         for member, joined in state.members.items():

@@ -23,7 +23,7 @@ from tidewal.adapters.pulsar.failures import (
 )
 from tidewal.adapters.pulsar.ids import MessagePlace, encode
 from tidewal.adapters.pulsar.producer import ChannelProducer
-from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, Topic, TopicContents
+from tidewal.adapters.pulsar.topics import POLICY_PROPERTY, PulsarTopic, TopicContents
 from tidewal.runtime.errors import ChannelNotFound, ConfigError, MessageTooLarge, TidewalError, Unavailable
 from tidewal.runtime.log.stalls import StallWatch
 from tidewal.runtime.log.wal import Append
@@ -97,10 +97,10 @@ REFUSED_CONNECTION = urllib.error.URLError(ConnectionRefusedError())
 )
 def test_a_change_that_fails_says_whether_it_may_have_happened(answers, kind, unknown):
     with pytest.raises(kind) as caught:
-        Scripted(*answers).set_property(Topic("a"), "x", "y")
+        Scripted(*answers).set_property(PulsarTopic("a"), "x", "y")
     assert caught.value.fields.get("outcome_unknown", False) is unknown
     with pytest.raises(kind) as caught:  # what only asks changes nothing
-        Scripted(*answers).contents(Topic("a"))
+        Scripted(*answers).contents(PulsarTopic("a"))
     assert "outcome_unknown" not in caught.value.fields
 
 
@@ -108,7 +108,7 @@ def test_a_refusal_behind_an_unanswered_attempt_is_not_certain():
     admin = Scripted(ConnectionResetError(), _Refused(403, ""))
     admin._timeout_s = 10
     with pytest.raises(ConfigError) as caught:
-        admin.set_property(Topic("a"), "x", "y")
+        admin.set_property(PulsarTopic("a"), "x", "y")
     assert caught.value.outcome_unknown
 
 
@@ -118,15 +118,15 @@ def test_a_channel_is_made_once_its_duplicates_are_removed():
     off, on = {"deduplicationStatus": "Disabled"}, {"deduplicationStatus": "Enabled"}
     admin = Scripted(None, None, off, off, off, on)
     admin._timeout_s = 10
-    admin.set_policies(Topic("a"))
+    admin.set_policies(PulsarTopic("a"))
     assert admin.asked == 6
     with pytest.raises(Unavailable):
-        Scripted(None, None, off).set_policies(Topic("a"))
+        Scripted(None, None, off).set_policies(PulsarTopic("a"))
     died_before = Scripted(off, None, None, off, on)
     died_before._timeout_s = 10
-    died_before.ensure_deduplication(Topic("a"))
+    died_before.ensure_deduplication(PulsarTopic("a"))
     assert died_before.asked == 5
-    Scripted(on).ensure_deduplication(Topic("a"))
+    Scripted(on).ensure_deduplication(PulsarTopic("a"))
 
 
 class Id:
@@ -209,7 +209,7 @@ def producing():
             broker, answers = Broker(stored), {}
             end = MessagePlace(7, -1)
             producer = ChannelProducer(
-                broker, Topic("a"), "", "mine", broker.contents, 7, end, 100, executor, print, StallWatch()
+                broker, PulsarTopic("a"), "", "mine", broker.contents, 7, end, 100, executor, print, StallWatch()
             )
             for index in range(1, count + 1):
                 producer.send(Append("a", b"x"), index, answers.__setitem__)

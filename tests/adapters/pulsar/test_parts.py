@@ -17,7 +17,7 @@ from tidewal.adapters.pulsar.failures import send_failure
 from tidewal.adapters.pulsar.ids import MessagePlace, before_ledger, decode, encode
 from tidewal.adapters.pulsar.options import parse
 from tidewal.adapters.pulsar.seek import begin
-from tidewal.adapters.pulsar.topics import Topic, channel_of, contents_of, decode_policy, encode_policy
+from tidewal.adapters.pulsar.topics import PulsarTopic, channel_of, contents_of, decode_policy, encode_policy
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import (
     ChannelNotFound,
@@ -49,8 +49,8 @@ def test_ids_sort_like_places_and_come_back(one, other):
 @pytest.mark.slow
 @given(channel_name, channel_name)
 def test_no_two_channels_share_a_topic(one, other):
-    assert channel_of(Topic(one).name) == one
-    assert (Topic(one).name == Topic(other).name) == (one == other)
+    assert channel_of(PulsarTopic(one).name) == one
+    assert (PulsarTopic(one).name == PulsarTopic(other).name) == (one == other)
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_no_two_channels_share_a_topic(one, other):
 )
 def test_a_policy_comes_back_and_retention_is_never_zero(policy):
     assert decode_policy(encode_policy(policy), "a") == policy
-    assert all(limit == -1 or limit > 0 for limit in Topic("a", policy).retention.values())
+    assert all(limit == -1 or limit > 0 for limit in PulsarTopic("a", policy).retention.values())
 
 
 def test_a_stored_policy_with_a_negative_number_is_read() -> None:
@@ -83,7 +83,7 @@ def test_a_policy_that_makes_no_sense_is_an_error(text):
 
 def contents(ledgers, last, size=0, **properties):
     return contents_of(
-        Topic("a"),
+        PulsarTopic("a"),
         {
             "ledgers": [{"ledgerId": ledger, "entries": entries} for ledger, entries in ledgers],
             "lastConfirmedEntry": last,

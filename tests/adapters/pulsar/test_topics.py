@@ -8,7 +8,7 @@ import pulsar as client_library
 import pytest
 
 from tidewal.adapters.pulsar.ids import before_ledger
-from tidewal.adapters.pulsar.topics import Topic, group_policy, group_topic
+from tidewal.adapters.pulsar.topics import PulsarTopic, group_policy, group_topic
 from tidewal.runtime.errors import ChannelExists, ChannelNotFound, ConfigError, PositionLost, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, FromId, FromTime
 
@@ -207,7 +207,7 @@ async def test_who_only_reads_changes_no_setting_and_begins_no_group(open_wal, w
     wal = await open_wal()  # which switches it off
     await wal.create_channel("a", PLAIN)
     log = group_topic("not-begun")
-    await wal.blocking(lambda: wal.admin.create(Topic(log, group_policy())))
+    await wal.blocking(lambda: wal.admin.create(PulsarTopic(log, group_policy())))
     reading = await open_wal(read_only=True)
     assert await reading.groups() == []
     assert await wal.latest_id(log) is None
