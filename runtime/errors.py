@@ -300,6 +300,18 @@ class CollectionExists(InvalidRequest):
     collection: _Named[str] = _Named()
 
 
+class TopicNotFound(InvalidRequest):
+    """No such topic (`topic`), or it was dropped. Check the name, or create it."""
+
+    topic: _Named[str] = _Named()
+
+
+class TopicExists(InvalidRequest):
+    """A topic of that name exists with other partitions or another retention (`topic`)."""
+
+    topic: _Named[str] = _Named()
+
+
 class ConfigError(TidewalError):
     """A setting is unknown, malformed or contradicts another (`key`)."""
 

@@ -79,6 +79,8 @@ async def stored_node(
     await catalog.open()
     try:
         await node.membership.join(replaces)
+        if version is THIS_VERSION and log.fold.level < version.levels.highest:
+            await log.raise_level(version.levels.highest)
         yield node
     finally:
         await log.close()

@@ -56,7 +56,9 @@ class CutDrawer:
         while True:
             await asyncio.sleep(CUT_INTERVAL_S)
             await self._look_at_first()
-            channels = [name for name in self._catalog.catalog.channels if self._owners.terms((name,)) is not None]
+            channels = [
+                name for name in self._catalog.catalog.collection_channels if self._owners.terms((name,)) is not None
+            ]
             try:
                 try:
                     await self._store_if_new(channels)

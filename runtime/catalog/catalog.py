@@ -1,5 +1,5 @@
-"""The catalog: the collections and the owners of the pchannels, folded from the records of the `collection_schema`
-channel.
+"""The catalog: the collections, the topics and the owners of the pchannels, folded from the records of the
+`collection_schema` channel.
 
 All readers that have read that channel to its end have the same state. Its records are those of a replicated state with
 a leader (`runtime/replicated/records.py`), of these kinds. Each names what it rests on; where that does not hold any
@@ -29,6 +29,8 @@ later version, which should have waited for a level, stops every reader: `Format
     lease     node, limit, checkpoints  a longer limit; where the next owner must read from (name -> message id);
                                         with `released` the node owns nothing any more, and used none above `limit`
 
+and from feature level 2 on those of topics (`topics.py`).
+
 `fenced`, `released` and `renewed` a node may write itself (`NODE_KINDS`), without the leader. Then `node` names it, and
 it must own the channels: what such a record rests on is its grant, and that is in this log. Every grant has another
 term, so a record of one that has passed is refused wherever it lands, whichever leaders have come meanwhile.
@@ -55,10 +57,14 @@ from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 from .placement_wishes import PlacementWishes
 from .rising_limit import RisingLimit
+from .topics import DROPPING as TOPIC_DROPPING
+from .topics import READY as TOPIC_READY
+from .topics import TOPICS_LEVEL, Topic, Topics
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 DEFAULT_REPLICAS = 2
 NODE_KINDS = frozenset({"fenced", "released", "renewed"})
+TOPIC_KINDS = ("create_topic", "topic_ready", "drop_topic", "topic_dropped")
 
 
 class CollectionBeginning(NamedTuple):
@@ -158,15 +164,17 @@ class PChannelState:
 
 
 class Catalog:
-    """What collections there are, and who owns which pchannel: a `StateMachine`. `rising` says by pchannel how far its
-    owner uses its limit, where it does not at once."""
+    """What collections and topics there are, and who owns which pchannel: a `StateMachine`. `rising` says by pchannel
+    how far its owner uses its limit, where it does not at once."""
 
     own_kinds: ClassVar[Set[str]] = NODE_KINDS
+    kind_levels: ClassVar[Mapping[str, int]] = dict.fromkeys(TOPIC_KINDS, TOPICS_LEVEL)
 
     def __init__(self) -> None:
         self.next_id: int = 1
         self.collections: dict[str, Collection] = {}
         self.collection_changes: int = 0  # how often they have changed
+        self.topics: Topics = Topics()
         self.channels: dict[str, PChannelState] = {}
         self.rising: dict[str, RisingLimit] = {}
         self.wishes: PlacementWishes = PlacementWishes()
@@ -192,8 +200,13 @@ class Catalog:
 
     @property
     def pchannels(self) -> Set[str]:
-        """The pchannels that collections have shards on."""
-        return frozenset(self._shards)
+        """The pchannels that are to have an owner: those that collections have shards on, and those of topics."""
+        return frozenset(self._shards) | self.topics.to_be_owned
+
+    @property
+    def collection_channels(self) -> Sequence[str]:
+        """The pchannels that were ever granted and are no topic's, which cuts are about."""
+        return [name for name in self.channels if self.topics.of_channel(name) is None]
 
     def fences(self, pchannels: list[str]) -> dict[str, dict[int, bytes]]:
         """The known fences of `pchannels`, by term, for readers."""
@@ -219,6 +232,7 @@ class Catalog:
             "channels": channels,
             "rising": dict(self.rising),
             "wishes": wishes,
+            **({"topics": self.topics.to_wire()} if len(self.topics) else {}),
         }
 
     def restore(self, snapshot: Any) -> None:
@@ -233,8 +247,10 @@ class Catalog:
         }
         rising = {name: RisingLimit.from_wire(wire) for name, wire in snapshot.get("rising", {}).items()}
         wishes = PlacementWishes.from_wire(snapshot.get("wishes", {}))
+        topics = Topics([Topic.from_wire(wire) for wire in snapshot.get("topics", [])])
         self.next_id, self.channels, self.rising, self.wishes = next_id, channels, rising, wishes
         self.collections, self._names, self._shards = {}, {}, Counter()
+        topics.changes, self.topics = self.topics.changes + 1, topics
         self.collection_changes += 1
         for collection in collections:
             self._add(collection)
@@ -280,6 +296,24 @@ class Catalog:
         if found is None:
             raise PreconditionFailed(f"there is no collection with id {event['id']} any more")
         return found
+
+    def _on_create_topic(self, event: Event) -> None:
+        topic = Topic.from_wire(event["topic"])
+        if topic.id < self.next_id:
+            raise PreconditionFailed(f"there was a topic or a collection with id {topic.id}")
+        self.topics.add(topic)
+        self.next_id = topic.id + 1
+
+    def _on_topic_ready(self, event: Event) -> None:
+        self.topics.set_state(typed(event["id"], int), TOPIC_READY)
+
+    def _on_drop_topic(self, event: Event) -> None:
+        self.topics.set_state(typed(event["id"], int), TOPIC_DROPPING)
+
+    def _on_topic_dropped(self, event: Event) -> None:
+        for channel in self.topics.remove(typed(event["id"], int)).pchannels:
+            self.channels.pop(channel, None)
+            self.rising.pop(channel, None)
 
     def _on_grant(self, event: Event) -> None:
         node, limit = typed(event["node"], str), typed(event["limit"], int)
@@ -354,9 +388,10 @@ class Catalog:
         own."""
         node = None if "claim" in event else typed(event["node"], str)
         for name, term in terms.items():
-            channel = self.channels[name]
-            if channel.term != term:
-                raise PreconditionFailed(f"{name} has term {channel.term} by now, not {term}")
+            channel = self.channels.get(name)
+            if channel is None or channel.term != term:
+                present = 0 if channel is None else channel.term
+                raise PreconditionFailed(f"{name} has term {present} by now, not {term}")
             if node not in (None, channel.owner):
                 raise PreconditionFailed(f"{name} belongs to {channel.owner or 'no node'}, not to {node}")
 

@@ -46,6 +46,9 @@ class ClusterCoordinator:
         self._on_evicted = on_evicted
         self._leads_since_s: float | None = None
         self._moved_on_s = clock.clock.monotonic()
+        # Held from a look until what follows is proposed: what is appended under it no grant of an earlier look
+        # follows.
+        self.deciding: asyncio.Lock = asyncio.Lock()
 
     @property
     def leads(self) -> bool:
@@ -99,6 +102,13 @@ class ClusterCoordinator:
         errors of the log that may pass."""
         if self._catalog.leader.node == self._cluster.author and not self._catalog.leads:
             await self._catalog.claim(self._cluster.author)  # an earlier life of this coordinator led
+        async with self.deciding:
+            moved = await self._propose()
+        if self.leads:
+            await self._store_snapshots()
+        return moved
+
+    async def _propose(self) -> bool:
         view = self.view()
         decision = decide(view, self._assign(view) if self.leads else {})
         moved = decision.claim
@@ -116,10 +126,7 @@ class ClusterCoordinator:
                 moved = True
                 if event["kind"] == "grant":
                     self._on_granted(len(event["channels"]))
-        moved |= await self._raise_levels(decision)
-        if self.leads:
-            await self._store_snapshots()
-        return moved
+        return moved | await self._raise_levels(decision)
 
     async def _store_snapshots(self) -> None:
         """An owner that is written writes to the catalog all the time, and a member alone to the other not at all."""

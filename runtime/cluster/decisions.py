@@ -13,6 +13,8 @@ from .limits import LIMIT_MS, timestamp_limit
 from .roles import COORDINATOR
 from .state import ClusterState
 
+FIRST_TERM = 1  # of a leader
+
 Assignment: TypeAlias = Mapping[str, str]  # pchannel to the incarnation that is to own it
 
 
@@ -81,9 +83,11 @@ def _released(view: ClusterView) -> tuple[Event, ...]:
 
 
 def _next_level(view: ClusterView) -> int:
-    """Members that are about to return may know less: one lease is waited, as for all that is missing at first."""
+    """Members that are about to return may know less: one lease is waited, as for all that is missing at first. Before
+    the first leader of a log there was none."""
     cluster = view.cluster
-    raises = view.settled and not cluster.level_held and cluster.known_level > cluster.level
+    complete = view.settled or view.leader.term == FIRST_TERM
+    raises = complete and not cluster.level_held and cluster.known_level > cluster.level
     return cluster.known_level if raises else 0
 
 

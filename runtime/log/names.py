@@ -33,6 +33,11 @@ class Names:
         """The channel of one shard of a collection on `pchannel`."""
         return f"{pchannel}_{collection_id}v{shard}"
 
+    @checked
+    def topic_pchannel(self, topic_id: int, partition: int) -> str:
+        """The physical channel of one partition of a topic; its `vchannel` has the partition's number for a shard's."""
+        return f"{self.prefix}-topic_{topic_id}_{partition}"
+
     @property
     def catalog(self) -> str:
         """Collections, assignments and leases; exempt from retention."""

@@ -70,6 +70,7 @@ class RecordType(IntEnum):
     CLUSTER = 1014
     DELAYED = 1015
     CANCELLED = 1016
+    MESSAGE = 1017  # of a topic's partition
 
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.

@@ -49,7 +49,7 @@ class FeatureLevels(NamedTuple):
         return f"{self.lowest} to {self.highest}" if self.lowest < self.highest else str(self.lowest)
 
 
-LEVELS = FeatureLevels(1, 1)  # of this Tidewal
+LEVELS = FeatureLevels(1, 2)  # of this Tidewal; 2: topics in the catalog
 
 
 class Claim(NamedTuple):

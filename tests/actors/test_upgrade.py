@@ -55,7 +55,7 @@ async def write_what_nobody_knows(nodes: Nodes) -> None:
     wal = MemoryWal(nodes.log)
     later = bytearray(encode(Record(RecordType.ROWS, ts=1)))
     later[2] += 1  # the version of records
-    kinds = [{"v": level, "kind": kind} for level in (1, 2) for kind in ("label", "greet", "unheard of")]
+    kinds = [{"v": level, "kind": kind} for level in (1, 2, 3) for kind in ("label", "greet", "unheard of")]
     bodies = [msgpack.packb({"label": "early", "greeting": "early", **kind}) for kind in kinds]
     for channel in [name for name in nodes.log.channels if "-replies-" not in name]:
         for payload in (b"garbage", bytes(later)):
@@ -69,7 +69,7 @@ async def test_a_cluster_is_upgraded_node_by_node_under_traffic(three: Nodes) ->
     traffic = Traffic(three)
     async with traffic.running():
         for name in "abc":
-            assert levels(three) == {1}
+            assert levels(three) == {2}
             await write_what_nobody_knows(three)
             await asyncio.sleep(2)
             assert all(each.error is None for each in three.running.values())
@@ -78,7 +78,7 @@ async def test_a_cluster_is_upgraded_node_by_node_under_traffic(three: Nodes) ->
             await replace(three, name, NEW)
             early = await error_of(three.running[name].node.node.cluster.log.propose({"kind": "greet"}))
             assert isinstance(early, InvalidRequest), early
-        await until_level(three, 2)
+        await until_level(three, 3)
         catalog = three.running[three.leader()].role("mixcoord").catalog
         await catalog.append({"kind": "label", "label": "blue"})
         await three.running["a"].node.node.cluster.log.propose({"kind": "greet", "greeting": "hello"})
@@ -92,16 +92,16 @@ async def test_a_cluster_is_upgraded_node_by_node_under_traffic(three: Nodes) ->
 async def test_a_node_that_does_not_know_the_level_says_so_and_does_not_join(three: Nodes) -> None:  # noqa: F811
     error = await refusal_of(three, NEWEST)
     assert isinstance(error, FormatTooOld)
-    assert "has feature level 1, and this Tidewal knows 2 to 3" in error.message
+    assert "has feature level 2, and this Tidewal knows 3 to 4" in error.message
     for name in "abc":
         await replace(three, name, NEW)
-    await until_level(three, 2)
+    await until_level(three, 3)
     error = await refusal_of(three, THIS_VERSION)
     assert isinstance(error, FormatTooNew)
-    assert "has feature level 2, and this Tidewal knows 1: upgrade it" in error.message
+    assert "has feature level 3, and this Tidewal knows 1 to 2: upgrade it" in error.message
     for name in "ab":
         await replace(three, name, NEWEST)
-        assert levels(three) == {2}
+        assert levels(three) == {3}
     members = three.running["a"].node.node.cluster.state.members.values()
     assert {(each.version, each.levels) for each in members} == {(each.number, each.levels) for each in (NEW, NEWEST)}
 
@@ -116,7 +116,7 @@ async def test_while_the_level_is_held_a_node_goes_back_to_the_version_before(th
             for name in "abc":
                 await replace(three, name, version)
             await asyncio.sleep(RAISED_S)
-            assert levels(three) == {1}
+            assert levels(three) == {2}
     await traffic.check()
 
 

@@ -64,7 +64,7 @@ def test_a_cluster_that_is_well(command: Command, tmp_path: Path) -> None:
     assert told["leader"] == {"node": "a", "incarnation": "a-1", "term": 1}
     a, b = told["members"]
     assert (a["node"], a["incarnation"], a["roles"]) == ("a", "a-1", list(ALL_ROLES))
-    assert (a["lease_ms"], a["level"], a["host"], a["address"]) == (3_000, 1, "box", "127.0.0.1:7")
+    assert (a["lease_ms"], a["level"], a["host"], a["address"]) == (3_000, 2, "box", "127.0.0.1:7")
     assert (a["since"], a["report"]) == ("2023-11-14T22:13:20.000Z", {"load": 0.5})
     assert (b["node"], b["roles"], b["report"]) == ("b", ["querynode"], {})
     assert 0 <= a["age_s"] < 60
@@ -87,7 +87,7 @@ def test_a_cluster_that_is_well(command: Command, tmp_path: Path) -> None:
     }
     assert (second["channel"], second["active"], second["collections"]) == (P1, False, ["c1", "c2"])
     assert told["balance"] is True
-    assert told["level"] == {"present": 1, "held": False, "known": 1, "waits_for": []}
+    assert told["level"] == {"present": 2, "held": False, "known": 2, "waits_for": []}
     assert (a["version"], a["min_level"]) == (THIS_VERSION.number, 1)
     assert told["conditions"] == []
     assert "s3cret" not in json.dumps(told)
@@ -97,9 +97,9 @@ def test_as_tables(command: Command, tmp_path: Path) -> None:
     over(tmp_path, a_cluster)
     ended = command("inspect", "cluster", tmp_path)
     assert ended.status == 0, ended.err
-    assert ended.out.splitlines()[:2] == ["cluster  production", "level    1"]
+    assert ended.out.splitlines()[:2] == ["cluster  production", "level    2"]
     roles, version = r"mixcoord, streamingnode, proxy, datanode, querynode", re.escape(THIS_VERSION.number)
-    assert re.search(rf"a +a-1 +- +{roles} +{version} +1 +3000 +box +127", ended.out)
+    assert re.search(rf"a +a-1 +- +{roles} +{version} +1 to 2 +3000 +box +127", ended.out)
     assert re.search(r"c-1 +evicted +20", ended.out)
     assert re.search(rf"dml_0 +a +1 +yes +{UNTIL} +- +- +c1", ended.out)
     assert re.search(r"dml_1 +a +1 +no +\S+ +- +- +c1, c2", ended.out)
@@ -148,18 +148,18 @@ async def test_an_upgrade_that_waits_and_one_that_is_held() -> None:
 
     _, told = await told_of(work)
     old = THIS_VERSION.number
-    assert told["level"] == {"present": 1, "held": False, "known": 2, "waits_for": [f"a ({old}, which knows 1)"]}
+    assert told["level"] == {"present": 2, "held": False, "known": 3, "waits_for": [f"a ({old}, which knows 1 to 2)"]}
     assert [(each["version"], each["min_level"], each["level"]) for each in told["members"]] == [
-        (old, 1, 1),
-        (NEW.number, 1, 2),
+        (old, 1, 2),
+        (NEW.number, 1, 3),
     ]
     assert told["conditions"] == [
         f"members have 2 versions of Tidewal: {old}: a; {NEW.number}: b",
-        f"the feature level is 1; it rises to 2 once these are upgraded or have ended: a ({old}, which knows 1)",
+        f"the feature level is 2; it rises to 3 once these are upgraded or have ended: a ({old}, which knows 1 to 2)",
     ]
     _, told = await told_of(held)
     assert told["conditions"] == [
-        "the feature level is held at 1, and all members know 2: `tidewal level URL raise` lets it rise"
+        "the feature level is held at 1, and all members know 3: `tidewal level URL raise` lets it rise"
     ]
 
 

@@ -32,13 +32,13 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_it_holds_the_level_and_lets_it_rise(command: Command, log: Path) -> None:
-    assert "is 1, and rises to 2" in command("level", log).out
+    assert "is 1, and rises to 3" in command("level", log).out
     held = command("level", log, "hold")
     assert (held.status, "is held at 1" in held.out) == (0, True), held.err
     assert json.loads(command("level", log, "--json").out) == {
         "present": 1,
         "held": True,
-        "known": 2,
+        "known": 3,
         "waits_for": [],
     }
     assert json.loads(command("level", log, "raise", "--json").out)["held"] is False

@@ -35,7 +35,7 @@ def view(
     return ClusterView(
         own,
         catalog,
-        Claim(b"claim", 1, leader),
+        Claim(b"claim", 2, leader),
         cluster,
         silent or set(),
         long_silent or set(),
@@ -75,6 +75,8 @@ def test_the_leader_raises_the_level_to_the_highest_that_all_members_know_and_th
     risen = levelled(a=3, b=2)
     assert (decide(risen, {}).level, decide(risen, {}).catalog_level) == (2, 0)
     assert decide(replace(risen, settled=False), {}).level == 0, "members that know less may be about to return"
+    first = replace(risen, settled=False, leader=Claim(b"claim", 1, "a-1"))
+    assert decide(first, {}).level == 2, "before the first leader of a log there were no members"
     assert decide(replace(risen, leader=Claim(b"claim", 1, "b-1")), {}).level == 0
     risen.cluster.on_level(2)
     assert (decide(risen, {}).level, decide(risen, {}).catalog_level) == (0, 2)

@@ -33,7 +33,7 @@ class UnrulyVersion:
         for channel in (*STATES, *self._cluster.channels):
             await self._wal.append(channel, self._rng.randbytes(self._rng.randrange(60)))
             for kind in ("label", "mark", "greet", "unheard of"):
-                for level in (1, 2, 3):
+                for level in (1, 2, 3, 4):
                     await self._wal.append(channel, encode(self._record(STATES.get(channel), kind, level)))
 
     def _record(self, type: RecordType | None, kind: str, level: int) -> Record:
@@ -107,12 +107,12 @@ def test_20_a_cluster_is_upgraded_node_by_node_while_an_unruly_version_writes_in
             await asyncio.sleep(1)
             assert all(now > then for now, then in zip(skipped(cluster), before, strict=True))
             assert {node.incarnation for node in cluster.nodes} == lives, "it ended none of them"
-            assert levels(cluster) == {1}, "an old member is left"
+            assert levels(cluster) == {2}, "an old member is left"
             await roll(cluster, name)
             lives = {node.incarnation for node in cluster.nodes}
-            with pytest.raises(InvalidRequest, match="level 2"):
+            with pytest.raises(InvalidRequest, match="level 3"):
                 await cluster.node(name).cluster.propose({"kind": "greet", "greeting": "too early"})
-        await until_level(cluster, 2)
+        await until_level(cluster, 3)
         await unruly.write()
         node = cluster.node("n0")
         await node.cluster.propose({"kind": "greet", "greeting": "hello"})
@@ -125,30 +125,32 @@ def test_20_a_cluster_is_upgraded_node_by_node_while_an_unruly_version_writes_in
 
 def test_a_cluster_whose_level_is_held_is_downgraded_again_and_rises_once_it_is_held_no_more(seed: int) -> None:
     async def schedule(cluster: SimulatedCluster) -> None:
+        await until_level(cluster, 2)
         cluster.hold_level("n0", held=True)
         await asyncio.sleep(0.5)
         for version in (NEW, OLD, NEW):
             for name in cluster.names:
                 await roll(cluster, name, version)
             await asyncio.sleep(RAISED_S)
-            assert levels(cluster) == {1}
+            assert levels(cluster) == {2}
         cluster.hold_level("n1", held=False)
-        await until_level(cluster, 2)
+        await until_level(cluster, 3)
 
     run_upgrade(seed, schedule)
 
 
 def test_a_node_that_is_too_old_or_too_new_does_not_join(seed: int) -> None:
     async def schedule(cluster: SimulatedCluster) -> None:
-        cluster.kill("n2")
-        cluster.start_node("n2", version=NEWEST)
-        await until_refused(cluster, "has feature level 1, and this Tidewal knows 2 to 3")
-        for name in ("n0", "n1"):
-            await roll(cluster, name)
         await until_level(cluster, 2)
         cluster.kill("n2")
+        cluster.start_node("n2", version=NEWEST)
+        await until_refused(cluster, "has feature level 2, and this Tidewal knows 3 to 4")
+        for name in ("n0", "n1"):
+            await roll(cluster, name)
+        await until_level(cluster, 3)
+        cluster.kill("n2")
         cluster.start_node("n2", version=OLD)
-        await until_refused(cluster, "has feature level 2, and this Tidewal knows 1: upgrade it")
+        await until_refused(cluster, "has feature level 3, and this Tidewal knows 1 to 2: upgrade it")
 
     run_upgrade(seed, schedule)
 
@@ -175,4 +177,4 @@ def test_versions_that_change_under_faults_never_differ_in_what_counts(seed: int
             await cluster.stop()
         return reached
 
-    assert run_virtual(main()) <= {1, 2}
+    assert run_virtual(main()) <= {1, 2, 3}

@@ -1,8 +1,9 @@
 """A version of Tidewal that comes after this one, and one after that: with kinds of their own in the catalog and among
-the records of members, behind the second feature level."""
+the records of members, behind the third feature level."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tidewal.runtime.catalog.catalog import NODE_KINDS, Catalog
@@ -12,10 +13,10 @@ from tidewal.runtime.replicated.records import Event, FeatureLevels, typed
 
 
 class NextCatalog(Catalog):
-    """From the second level on the leader can give the catalog labels, and a node a mark."""
+    """From the third level on the leader can give the catalog labels, and a node a mark."""
 
     own_kinds = NODE_KINDS | {"mark"}
-    kind_levels: ClassVar[dict[str, int]] = {"label": 2, "mark": 2}
+    kind_levels: ClassVar[Mapping[str, int]] = {**Catalog.kind_levels, "label": 3, "mark": 3}
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,9 +36,9 @@ class NextCatalog(Catalog):
 
 
 class NextClusterState(ClusterState):
-    """From the second level on nodes can greet the others."""
+    """From the third level on nodes can greet the others."""
 
-    kind_levels: ClassVar[dict[str, int]] = {"greet": 2}
+    kind_levels: ClassVar[dict[str, int]] = {"greet": 3}
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,5 +56,5 @@ class NextClusterState(ClusterState):
 
 
 OLD = THIS_VERSION
-NEW = TidewalVersion("99.1.0", FeatureLevels(1, 2), NextClusterState, NextCatalog)
-NEWEST = TidewalVersion("99.2.0", FeatureLevels(2, 3), NextClusterState, NextCatalog)
+NEW = TidewalVersion("99.1.0", FeatureLevels(1, 3), NextClusterState, NextCatalog)
+NEWEST = TidewalVersion("99.2.0", FeatureLevels(3, 4), NextClusterState, NextCatalog)

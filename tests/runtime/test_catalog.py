@@ -381,8 +381,6 @@ def test_arbitrary_bytes_are_bad_records(body):
         {"kind": "grant", "channels": {"p0": (1, 0)}, "node": "n", "limit": 1.5},
         {"kind": "grant", "channels": {"p0": 1}, "node": "n", "limit": 1},
         {"kind": "lease", "node": "n", "limit": 1, "checkpoints": {"p0": 7}},
-        {"kind": "fenced", "channels": {"unknown": (1, b"f")}},
-        {"kind": "released", "channels": {"unknown": (1, 2, b"")}},
         {"kind": "released", "channels": {"p0": (1, 2)}},
         {"kind": "released", "channels": {"p0": (1, 2.5, b"")}},
         {"kind": "level", "level": "high"},
@@ -406,7 +404,7 @@ NEWER_SCHEMA = {**collection(5, "flights"), "schema": {"v": 2, "what": "nobody k
     "event",
     [
         {"kind": "create", "collection": NEWER_SCHEMA},
-        {"kind": "level", "level": 2},
+        {"kind": "level", "level": 3},
     ],
 )
 def test_an_event_that_only_a_newer_one_knows_stops_the_reader_where_it_counts(event):

@@ -268,9 +268,9 @@ def test_a_node_that_cannot_read_the_catalog_to_its_end_neither_opens_nor_claims
     async def main() -> None:
         wal = MemoryWal()
         async with following(wal) as leader:
-            leader.fold.levels = FeatureLevels(1, 2)
+            leader.fold.levels = FeatureLevels(1, 3)
             await leader.claim("new")
-            await leader.raise_level(2)
+            await leader.raise_level(3)
             old = CatalogLog(wal, NAMES, HybridClock(VirtualClock()))
             entries = list(wal.log.channels[NAMES.catalog].entries)
             for attempt in (old.open(), old.catch_up(), old.claim("old")):

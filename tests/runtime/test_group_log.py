@@ -130,8 +130,8 @@ async def test_a_process_that_cannot_read_on_beats_no_more_and_its_member_is_evi
     old, new = await a.follow(), await b.follow()
     await join(old, "m1", a)
     await join(new, "m2", b)
-    new.fold.levels = FeatureLevels(1, 2)
-    await new.raise_level(2)
+    new.fold.levels = FeatureLevels(1, 3)
+    await new.raise_level(3)
     with pytest.raises(FormatTooNew):
         await old.catch_up()
     for _ in range(6):

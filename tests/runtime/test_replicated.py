@@ -521,12 +521,12 @@ def test_the_record_that_raises_the_level_ends_who_does_not_know_it() -> None:
     async def main() -> None:
         log = MemoryLog()
         async with replicas("old", "new", log=log) as [old, new]:
-            new.fold.levels = FeatureLevels(1, 2)
+            new.fold.levels = FeatureLevels(1, 3)
             with pytest.raises(FormatTooNew):
-                await old.raise_level(2)
+                await old.raise_level(3)
             with pytest.raises(PreconditionFailed, match="level"):
-                await new.raise_level(2)
-            await new.propose({**change("first"), "v": 2})
+                await new.raise_level(3)
+            await new.propose({**change("first"), "v": 3})
             assert new.fold.state.applied == ["first"]
             with pytest.raises(FormatTooNew, match="upgrade"):
                 await old.catch_up()
@@ -538,11 +538,11 @@ def test_a_process_stores_no_snapshot_of_a_state_that_lacks_a_record_of_a_newer_
     async def main() -> None:
         log = MemoryLog()
         async with replicas("old", "new", log=log) as [old, new]:
-            new.fold.levels = FeatureLevels(1, 2)
+            new.fold.levels = FeatureLevels(1, 3)
             await new.propose(change("first"))
             await old.catch_up()
             before = old.fold.as_of, old.fold.snapshot()
-            await new.raise_level(2)
+            await new.raise_level(3)
             with pytest.raises(FormatTooNew):
                 await old.changed()
             assert (old.fold.as_of, old.fold.snapshot()) == before
