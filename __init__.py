@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from .actors.standalone import Standalone as Standalone, standalone as standalone
     from .actors.sync_client import SyncClient as SyncClient, connect_sync as connect_sync
     from .actors.sync_standalone import SyncStandalone as SyncStandalone, standalone_sync as standalone_sync
+    from .actors.topics.member import TopicMember as TopicMember
+    from .actors.topics.messages import (
+        Message as Message,
+        MessageBodies as MessageBodies,
+        Partitioner as Partitioner,
+        SendResult as SendResult,
+        TopicMessage as TopicMessage,
+        TopicPack as TopicPack,
+    )
+    from .actors.topics.sync_member import SyncTopicMember as SyncTopicMember
     from .runtime import errors as errors
     from .runtime.actor import (
         Actor as Actor,
@@ -38,6 +48,7 @@ if TYPE_CHECKING:
         Supervision as Supervision,
     )
     from .runtime.catalog.catalog import Collection as Collection
+    from .runtime.catalog.topics import Topic as Topic
     from .runtime.clock import (
         HybridClock as HybridClock,
         to_datetime as to_datetime,
@@ -96,9 +107,13 @@ else:
             ".actors.standalone": "Standalone standalone",
             ".actors.sync_client": "SyncClient connect_sync",
             ".actors.sync_standalone": "SyncStandalone standalone_sync",
+            ".actors.topics.member": "TopicMember",
+            ".actors.topics.messages": "Message MessageBodies Partitioner SendResult TopicMessage TopicPack",
+            ".actors.topics.sync_member": "SyncTopicMember",
             ".runtime": "errors",
             ".runtime.actor": "Actor ActorRef ActorSystem Deferred Supervision",
             ".runtime.catalog.catalog": "Collection",
+            ".runtime.catalog.topics": "Topic",
             ".runtime.clock": "HybridClock to_datetime to_timestamp",
             ".runtime.config.loading": "load_settings",
             ".runtime.config.settings": "Settings",

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -18,6 +20,7 @@ import pyarrow as pa
 
 from ..runtime.arguments import checked
 from ..runtime.catalog.catalog import Collection
+from ..runtime.catalog.topics import RETENTION_S, Topic
 from ..runtime.cluster.roles import ROLE_NAMES
 from ..runtime.errors import (
     CollectionNotFound,
@@ -25,10 +28,12 @@ from ..runtime.errors import (
     InvalidRequest,
     InvalidRows,
     TidewalError,
+    TopicNotFound,
     of_unknown_outcome,
 )
 from ..runtime.log.names import Names
-from ..runtime.log.wal import Payload, Wal
+from ..runtime.log.record import TagValue
+from ..runtime.log.wal import From, Payload, Wal
 from ..runtime.rows.row_codec import encode_rows
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.client import RpcClient
@@ -38,6 +43,9 @@ from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
+from .topics.member import TopicMember
+from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pack_messages
+from .topics.sender import TopicSender, messages_of
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 """How fresh the answer to a question must be, see `Client`."""
@@ -49,6 +57,7 @@ LOAD_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
 STATUS_DEADLINE_S = 5.0
 PAGE_ROWS = 1_000  # of an iterator
+PARTITIONS = 8  # of a topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +134,13 @@ class Client:
 
     @checked
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
-        self._rpc = RpcClient(wal, Names(prefix), name=name)
+        self._wal, self._names = wal, Names(prefix)
+        self._rpc = RpcClient(wal, self._names, name=name)
         self._pseqs = itertools.count(1)
         self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
         self._collections: dict[str, Collection] = {}
+        self._topics: dict[str, Topic] = {}
+        self._sender = TopicSender(self._rpc.name)
         self._session: dict[str, int] = {}
         self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # while writes wait for that
 
@@ -241,6 +253,140 @@ class Client:
         self._collections[collection.name] = collection
         return collection
 
+    # ---- topics -----------------------------------------------------------------------------------------------------
+
+    @checked
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = PARTITIONS,
+        *,
+        retention_s: float | None = RETENTION_S,
+        retention_bytes: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Topic:
+        """Create a topic, or find it there with the same arguments. Raises `TopicExists` where one differs. Each
+        partition keeps its messages for `retention_s` seconds, and `retention_bytes` of them; None keeps all. A topic
+        and a collection may have one name. Raises `InvalidRequest` for a name that is none, over the limits of topics
+        and partitions, and where not all nodes know topics yet."""
+        params = {
+            "name": name,
+            "partitions": partitions,
+            "retention_s": None if retention_s is None else float(retention_s),
+            "retention_bytes": retention_bytes,
+        }
+        reply = await self._rpc.call("mixcoord", "create_topic", params, deadline_s=deadline_s)
+        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+
+    @checked
+    async def drop_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Remove a topic with its messages. Members that read it end with `TopicNotFound`. Raises `TopicNotFound`, and
+        `DeadlineExceeded` where an owner is away: it is removed later."""
+        found = await self.describe_topic(topic, deadline_s=deadline_s)  # not a later topic of that name
+        await self._rpc.call("mixcoord", "drop_topic", {"id": found.id}, deadline_s=deadline_s)
+        self._topics.pop(topic, None)
+        self._sender.forget(found)
+
+    @checked
+    async def describe_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> Topic:
+        """The topic as the catalog has it. Raises `TopicNotFound`."""
+        return (await self._described_topic(topic, deadline_s))[0]
+
+    async def list_topics(self) -> list[Topic]:
+        """All topics, by name."""
+        reply = await self._rpc.call("mixcoord", "list_topics")
+        return [Topic.from_wire(wire) for wire in reply.values["topics"]]
+
+    @checked
+    async def send(
+        self,
+        topic: str,
+        messages: MessageBodies,
+        *,
+        key: bytes | str | None = None,
+        tags: Mapping[str, TagValue] | None = None,
+        partitioner: Partitioner | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> SendResult:
+        """Send messages, up to 10,000 at once, and return when they are durable. `key` and `tags` are those of all that
+        are bodies alone.
+
+        A message with a key goes to partition `hash(key) % partitions`, where the hash is that of varchar keys of
+        collections; those of one call without a key go to one partition, by turns. A `partitioner` says for each
+        message to which of so many partitions it goes. Messages of one client are in a partition in the order of its
+        calls, and those of one call all or none. Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
+        listed = messages_of(messages, key, tags)
+        known = self._topics.get(topic)
+        if known is not None and _turn_of(topic) not in self._describing:
+            try:
+                return await self._send_to(known, listed, partitioner, deadline_s)
+            except TopicNotFound as error:
+                self._topics.pop(topic, None)
+                if error.fields.get("outcome_unknown"):
+                    raise
+        found = await self._topic_in_turn(topic, deadline_s)
+        return await self._send_to(found, listed, partitioner, deadline_s)
+
+    @checked
+    async def subscribe(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+        deadline_s: float = DEADLINE_S,
+    ) -> TopicMember:
+        """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
+        group without a position in a partition begins at `start`; `reset_to` and `session_timeout_s` are those of
+        `Wal.join`. Raises `TopicNotFound`, and `Unsupported` on a log without groups."""
+        named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
+        if not named:
+            raise InvalidRequest("a member reads one topic at least", argument="topics")
+        found = [(await self._described_topic(name, deadline_s))[0] for name in named]
+        channels = [channel for topic in found for channel in topic.pchannels]
+        member = await self._wal.join(
+            group, channels, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
+        )
+        fences: dict[str, Mapping[int, bytes]] = {}
+        try:
+            for name in named:  # read behind the start of the member: what a fence there hides is known then
+                fences.update((await self._described_topic(name, deadline_s))[1])
+        except BaseException:
+            await member.aclose()
+            raise
+        describe = partial(self._described_topic, deadline_s=deadline_s)
+        return TopicMember(self._wal, member, self._names, found, fences, describe)
+
+    async def _described_topic(self, name: str, deadline_s: float) -> tuple[Topic, Mapping[str, Mapping[int, bytes]]]:
+        values = (await self._rpc.call("mixcoord", "describe_topic", {"name": name}, deadline_s=deadline_s)).values
+        fences = {channel: dict(each) for channel, each in values["fences"].items()}
+        return self._know_topic(Topic.from_wire(values["topic"])), fences
+
+    async def _topic_in_turn(self, name: str, deadline_s: float) -> Topic:
+        """The topic `name`. Calls that do not know it yet go on in their order, as for collections."""
+        async with self._asking_in_turn(_turn_of(name), deadline_s) as left_s:
+            return self._topics.get(name) or (await self._described_topic(name, left_s))[0]
+
+    def _know_topic(self, topic: Topic) -> Topic:
+        self._topics[topic.name] = topic
+        return topic
+
+    async def _send_to(
+        self, topic: Topic, messages: Sequence[Message], partitioner: Partitioner | None, deadline_s: float
+    ) -> SendResult:
+        placed = self._sender.place(topic, messages, partitioner)
+        params = {
+            "topic": topic.name,
+            "id": topic.id,
+            "epoch": topic.epoch,
+            "producer": self._rpc.name,
+            "pseq": next(self._pseqs),
+        }
+        reply = await self._ask_to_write("send", params, pack_messages(placed), deadline_s)
+        return SendResult(reply.values["ts"], len(placed), frozenset(partition for partition, *_ in placed))
+
     # ---- writes -----------------------------------------------------------------------------------------------------
 
     @checked
@@ -281,6 +427,12 @@ class Client:
 
     async def _described_in_turn(self, name: str, deadline_s: float) -> Collection:
         """The collection `name`. Calls that do not know it yet go on in their order: one asks, the others wait."""
+        async with self._asking_in_turn(name, deadline_s) as left_s:
+            return self._collections.get(name) or await self.describe_collection(name, deadline_s=left_s)
+
+    @asynccontextmanager
+    async def _asking_in_turn(self, name: str, deadline_s: float) -> AsyncGenerator[float]:
+        """While the block runs, others wait that ask for `name`; it gets the seconds that are left of `deadline_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         lock = self._describing.setdefault(name, asyncio.Lock())
@@ -290,7 +442,7 @@ class Client:
         except TimeoutError:
             raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
         try:
-            return self._collections.get(name) or await self.describe_collection(name, deadline_s=end - loop.time())
+            yield end - loop.time()
         finally:
             lock.release()
 
@@ -304,22 +456,22 @@ class Client:
             "producer": self._rpc.name,
             "pseq": next(self._pseqs),
         }
-        reply = await self._ask_to_write(params, encode_rows(batch), deadline_s)
+        reply = await self._ask_to_write("write", params, encode_rows(batch), deadline_s)
         written = WriteResult(reply.values["ts"], reply.values["rows"])
         self._session[collection.name] = max(written.ts, self._session.get(collection.name, 0))
         return written
 
-    async def _ask_to_write(self, params: Params, body: Payload, deadline_s: float) -> Reply:
+    async def _ask_to_write(self, method: str, params: Params, body: Payload, deadline_s: float) -> Reply:
         """Send the write under one number until its outcome is known, or `deadline_s` have passed: after an attempt of
         unknown outcome a refusal says nothing about that attempt."""
         pseq: int = params["pseq"]
         self._writing[pseq] = None
         try:
-            return await self._ask_until_known(params, body, deadline_s)
+            return await self._ask_until_known(method, params, body, deadline_s)
         finally:
             del self._writing[pseq]
 
-    async def _ask_until_known(self, params: Params, body: Payload, deadline_s: float) -> Reply:
+    async def _ask_until_known(self, method: str, params: Params, body: Payload, deadline_s: float) -> Reply:
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         unknown: TidewalError | None = None
@@ -333,7 +485,7 @@ class Client:
 
         while True:
             try:
-                return await self._rpc.call("proxy", "write", timed, body, deadline_s=end - loop.time())
+                return await self._rpc.call("proxy", method, timed, body, deadline_s=end - loop.time())
             except TidewalError as error:
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error
@@ -540,6 +692,11 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
+
+
+def _turn_of(topic: str) -> str:
+    """By what name calls wait for the description of a topic: one that no collection has."""
+    return f"topic {topic}"
 
 
 def _listed(keys: object) -> list[object]:

@@ -32,7 +32,6 @@ class _ConnectedClient(Client):
 
     def __init__(self, wal: Wal, *, prefix: str) -> None:
         super().__init__(wal, prefix=prefix)
-        self._wal = wal
 
     async def close(self) -> None:
         """`Client.close`, and the log's. Never raises what the log raises: the error of the caller's block counts."""

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..runtime.errors import Unavailable
-from ..runtime.log.record import Record
+from ..runtime.log.record import Record, RecordType
 from ..runtime.ownership import Appended, SyncPoint
 
 
 @dataclass(slots=True)
 class WritePart:
-    """What a door asks an owner to append: records of rows, each with its pchannel. They fit the collection of this
-    id and schema version, as the door knows it. `producer` and `pseq` are the client's. `channels` counts the pchannels
-    of the whole write, of which this may be the part of one owner."""
+    """What a door asks an owner to append: records of rows or of messages (`kind`), each with its pchannel. Rows fit
+    the collection of this id and schema version, as the door knows it; of messages these are the name and the id of
+    their topic, and its epoch. `producer` and `pseq` are the client's. `channels` counts the pchannels of the whole
+    write, of which this may be the part of one owner."""
 
     collection: str
     collection_id: int
@@ -27,6 +28,7 @@ class WritePart:
     rows: int
     digest: int = 0
     channels: int = 0
+    kind: RecordType = RecordType.ROWS
 
 
 class PChannelOwner(Protocol):
@@ -34,8 +36,8 @@ class PChannelOwner(Protocol):
 
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """Append `part` as one batch, in the order of the calls. The future ends when it is durable. Raises, having
-        changed nothing: `CollectionNotFound` and `InvalidRows` where the door's catalog is old, `Overloaded`,
-        `Unavailable`, `OutcomeUnknown` where it would come behind a later one of its producer, and what
+        changed nothing: `CollectionNotFound`, `TopicNotFound` and `InvalidRows` where the door's catalog is old,
+        `Overloaded`, `Unavailable`, `OutcomeUnknown` where it would come behind a later one of its producer, and what
         `ChannelOwner.append` raises."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -11,9 +11,12 @@ from typing import Any, TypeVar
 
 from ..runtime.arguments import checked
 from ..runtime.catalog.catalog import Collection
+from ..runtime.catalog.topics import RETENTION_S, Topic
 from ..runtime.config.settings import Settings
 from ..runtime.errors import Closed
 from ..runtime.log.loop_thread import LoopThread
+from ..runtime.log.record import TagValue
+from ..runtime.log.wal import From
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.protocol import Params
 from .client import (
@@ -21,6 +24,7 @@ from .client import (
     FLUSH_DEADLINE_S,
     LOAD_DEADLINE_S,
     PAGE_ROWS,
+    PARTITIONS,
     READY_DEADLINE_S,
     STATUS_DEADLINE_S,
     Client,
@@ -36,6 +40,8 @@ from .connection import CONNECT_DEADLINE_S, connect
 from .querynode.filter_params import FilterParams
 from .querynode.search import Metric
 from .rows import Rows
+from .topics.messages import MessageBodies, Partitioner, SendResult
+from .topics.sync_member import SyncTopicMember
 
 T = TypeVar("T")
 
@@ -146,6 +152,72 @@ class SyncClient:
     def list_collections(self) -> list[str]:
         """The names of all collections, sorted."""
         return self._wait(self._client.list_collections())
+
+    # ---- topics -----------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = PARTITIONS,
+        *,
+        retention_s: float | None = RETENTION_S,
+        retention_bytes: int | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> Topic:
+        """Create a topic, or find it there with the same arguments. Raises `TopicExists` where one differs. Each
+        partition keeps its messages for `retention_s` seconds, and `retention_bytes` of them; None keeps all."""
+        made = self._client.create_topic(
+            name, partitions, retention_s=retention_s, retention_bytes=retention_bytes, deadline_s=deadline_s
+        )
+        return self._wait(made)
+
+    def drop_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Remove a topic with its messages. Members that read it end with `TopicNotFound`."""
+        self._wait(self._client.drop_topic(topic, deadline_s=deadline_s))
+
+    def describe_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> Topic:
+        """The topic as the catalog has it. Raises `TopicNotFound`."""
+        return self._wait(self._client.describe_topic(topic, deadline_s=deadline_s))
+
+    def list_topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return self._wait(self._client.list_topics())
+
+    def send(
+        self,
+        topic: str,
+        messages: MessageBodies,
+        *,
+        key: bytes | str | None = None,
+        tags: Mapping[str, TagValue] | None = None,
+        partitioner: Partitioner | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> SendResult:
+        """Send messages, up to 10,000 at once, and return when they are durable: those with a key to the partition of
+        its hash, the others of one call to one partition, by turns."""
+        sent = self._client.send(topic, messages, key=key, tags=tags, partitioner=partitioner, deadline_s=deadline_s)
+        return self._wait(sent)
+
+    def subscribe(
+        self,
+        topics: str | Sequence[str],
+        group: str,
+        *,
+        start: From = From.EARLIEST,
+        reset_to: From | None = None,
+        session_timeout_s: float = 30.0,
+        deadline_s: float = DEADLINE_S,
+    ) -> SyncTopicMember:
+        """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members."""
+        joined = self._client.subscribe(
+            topics,
+            group,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            deadline_s=deadline_s,
+        )
+        return SyncTopicMember(self._wait(joined), self._wait)
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 

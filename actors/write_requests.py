@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
 
+import msgpack
+
 from ..runtime.errors import TidewalError
 from ..runtime.log.record import Record, RecordType, Tags
 from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended
+from ..runtime.replicated.records import typed
 from .local_owner import WritePart
 
 SUBMITTED = "submitted"  # field of an error: the owner had taken the part, and the log has refused it
@@ -35,11 +38,20 @@ class DoorPlace:
 
 def write_request(part: WritePart, place: DoorPlace, until: int) -> tuple[Mapping[str, Any], bytes]:
     """The parameters and the body of the request to append `part`; the owner refuses it after the time `until`."""
-    records = [
-        (channel, record.vchannel, dict(record.tags), len(record.body), record.schema_version)
-        for channel, record in part.records
-    ]
+    if part.kind is RecordType.MESSAGE:
+        return {**_described(part, place, until), "records": [], "messages": True}, _packed(part)
     params = {
+        **_described(part, place, until),
+        "records": [
+            (channel, record.vchannel, dict(record.tags), len(record.body), record.schema_version)
+            for channel, record in part.records
+        ],
+    }
+    return params, b"".join(record.body for _, record in part.records)
+
+
+def _described(part: WritePart, place: DoorPlace, until: int) -> dict[str, Any]:
+    return {
         "collection": part.collection,
         "id": part.collection_id,
         "schema_version": part.schema_version,
@@ -48,15 +60,39 @@ def write_request(part: WritePart, place: DoorPlace, until: int) -> tuple[Mappin
         "rows": part.rows,
         "digest": part.digest,
         "channels": part.channels,
-        "records": records,
         "place": [place.door, place.number, place.after],
         "until": until,
     }
-    return params, b"".join(record.body for _, record in part.records)
+
+
+def _packed(part: WritePart) -> bytes:
+    """Many small messages: what describes them would not fit into the header of a request."""
+    wire = [(channel, each.vchannel, each.key, dict(each.tags), bytes(each.body)) for channel, each in part.records]
+    return cast(bytes, msgpack.packb(wire))
+
+
+def _unpacked(body: Payload) -> list[tuple[str, Record]]:
+    wire = cast("list[tuple[str, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
+    return [
+        (
+            typed(channel, str),
+            Record(
+                RecordType.MESSAGE,
+                vchannel=typed(vchannel, str),
+                key=typed(key, bytes),
+                tags=cast(Tags, typed(tags, dict)),
+                body=typed(content, bytes),
+            ),
+        )
+        for channel, vchannel, key, tags, content in wire
+    ]
 
 
 def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
-    """The part in a request. Raises `ValueError` or `LookupError` where the body is not that of its records."""
+    """The part in a request. Raises one of `DECODE_ERRORS` or `LookupError` where the body is not that of its
+    records."""
+    if params.get("messages"):
+        return _part(params, _unpacked(body), RecordType.MESSAGE)
     described = cast("Sequence[tuple[str, str, Tags, int, int]]", params["records"])
     ends = list(accumulate(size for _, _, _, size, _ in described))
     if min((size for _, _, _, size, _ in described), default=0) < 0 or (ends or [0])[-1] != len(body):
@@ -69,6 +105,10 @@ def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
         )
         for (channel, vchannel, tags, size, version), end in zip(described, ends, strict=True)
     ]
+    return _part(params, records, RecordType.ROWS)
+
+
+def _part(params: Mapping[str, Any], records: Sequence[tuple[str, Record]], kind: RecordType) -> WritePart:
     return WritePart(
         params["collection"],
         params["id"],
@@ -79,6 +119,7 @@ def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
         params["rows"],
         params["digest"],
         params["channels"],
+        kind,
     )
 
 

@@ -46,6 +46,7 @@ EXEMPT = {
     **dict.fromkeys(
         [
             "WriteResult",
+            "SendResult",
             "QueryResult",
             "Stats",
             "LoadState",
@@ -76,6 +77,8 @@ EXEMPT = {
     "Codec": "an interface: what implements it is the user's",
     **dict.fromkeys(["Lookup.get", "ActorRef.ask"], HOT),
     "SyncClient": FORWARDED,
+    "SyncTopicMember": "every argument goes to the call of the same name of `TopicMember`",
+    **dict.fromkeys(["Topic", "TopicMessage", "TopicPack", "TopicMember.__init__"], OURS),
 }
 
 

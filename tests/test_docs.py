@@ -16,7 +16,16 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("actors.md", "collections.md", "groups.md", "metrics.md", "streams.md", "testing.md", "windows.md")
+PAGES = (
+    "actors.md",
+    "collections.md",
+    "groups.md",
+    "metrics.md",
+    "queues.md",
+    "streams.md",
+    "testing.md",
+    "windows.md",
+)
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 
 

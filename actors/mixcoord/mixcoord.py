@@ -48,6 +48,7 @@ from .reply_channels import ReplyChannels
 from .requests import CreateParams, DropParams, LoadParams
 from .schema_differences import differences
 from .stray_tables import warn_of_stray_tables
+from .topic_ddl import TopicDdl
 
 DDL_DEADLINE_S = 30.0
 FINISH_AGAIN_S = 5.0
@@ -67,7 +68,7 @@ class MixCoord(Role):
     def __init__(self, node: Node) -> None:
         super().__init__(node)
         self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
-        self._adding = asyncio.Lock()  # each collection rests on the ids before it
+        self._adding = asyncio.Lock()  # each collection or topic rests on the ids before it
         self._cuts = CutDrawer(node, self.catalog, self.owners)
         self._pchannels = Pchannels(node, self.catalog)
         assigned = node.metrics.counter("mixcoord_assignment_total", role_name=STREAMING_NODE)
@@ -81,6 +82,8 @@ class MixCoord(Role):
             on_evicted=node.metrics.counter("mixcoord_eviction_total").inc,
         )
         self._placement = Placement(node, self.catalog, self._coordinator.view)
+        deciding, is_over = self._coordinator.deciding, node.cluster.detector.is_over
+        self._topics = TopicDdl(node, self.catalog, self._adding, deciding, is_over)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -91,6 +94,7 @@ class MixCoord(Role):
             "describe_collection": Method(self._describe, OfCollection),
             "list_collections": Method(self._list, Nothing),
             "cut": Method(self._cut, OfCollection),
+            **self._topics.handlers(),
             **self._placement.handlers(),
         }
 
@@ -112,7 +116,7 @@ class MixCoord(Role):
             await self._coordinator.step()  # so that a node that is alone leads before it is asked for anything
         metrics = self.node.metrics
         metrics.gauge("mixcoord_leader").set_function(lambda: self.catalog.leads)
-        metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.channels))
+        metrics.gauge("rootcoord_dml_channel_num").set_function(lambda: len(self.catalog.catalog.collection_channels))
         view, detector = self._coordinator.view, self.node.cluster.detector
         shown = ClusterMetrics(metrics, view, detector, self.node.clock.clock, changed=self.catalog.changed)
         self.spawn_task(shown.run(), name="metrics")
@@ -136,6 +140,7 @@ class MixCoord(Role):
     def _duties(self) -> list[Coroutine[Any, Any, None]]:
         node = self.node
         duties: list[Coroutine[Any, Any, None]] = [self._warn_of_stray_tables(), self._finish(), self._cuts.run()]
+        duties.append(self._topics.finish())
         if node.wal.capabilities.groups:
             duties.append(GroupLags(node.wal, node.clock.clock, node.metrics).run())
         if not node.wal.capabilities.drops_temporary:

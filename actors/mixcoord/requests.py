@@ -53,3 +53,24 @@ class BalanceParams(TypedDict):
     """Whether channels are to move for balance."""
 
     on: bool
+
+
+class CreateTopicParams(TypedDict):
+    """A topic to be created, with the retention of each partition's channel; None keeps everything."""
+
+    name: str
+    partitions: int
+    retention_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    retention_bytes: Number | None
+
+
+class DropTopicParams(TypedDict):
+    """The id of a topic, which a later one of its name does not have."""
+
+    id: Number
+
+
+class OfTopic(TypedDict):
+    """The name of a topic."""
+
+    name: str

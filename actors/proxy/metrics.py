@@ -47,6 +47,11 @@ class ProxyMetrics:
                 if op in record.tags:
                     series[op].inc(cast(int, record.tags[op]))
 
+    def sent(self, topic: str, messages: int, size: int) -> None:
+        """Count durable messages of a topic, and their bytes."""
+        self._metrics.counter("proxy_topic_message_total", topic_name=topic).inc(messages)
+        self._metrics.counter("proxy_topic_bytes_total", topic_name=topic).inc(size)
+
     def answered(self, latency_ms: float, error: TidewalError | None) -> None:
         """Count a reply to a write, with its `error` where it was refused."""
         (self._written if error is None else self._refused).observe(latency_ms)

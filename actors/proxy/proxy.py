@@ -1,33 +1,35 @@
-"""Proxy: the door. It validates rows, routes them to the shards of their collection, and owns nothing."""
+"""Proxy: the door. It validates rows and messages, routes rows to the shards of their collection, and owns nothing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from time import perf_counter
 from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import Collection
+from ...runtime.catalog.topics import READY, Topic
 from ...runtime.errors import (
     CollectionNotFound,
     InvalidRows,
     Overloaded,
     TidewalError,
+    TopicNotFound,
 )
 from ...runtime.ownership import Appended
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rpc.protocol import Params
 from ...runtime.rpc.server import Request
 from ..collection_reader import FOREIGN_TABLES
-from ..local_owner import WritePart
 from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from ..rows import check_values
 from .client_order import ClientOrder
 from .metrics import ProxyMetrics
-from .requests import WriteParams
+from .partitioned_messages import PartitionedMessages
+from .requests import SendParams, WriteParams
 from .sharded_rows import ShardedRows
 from .write_lines import WriteLines
 
@@ -56,12 +58,13 @@ class Proxy(Role):
     def handlers(self) -> dict[str, Method]:
         return {
             "write": Method(self._write, WriteParams),
+            "send": Method(self._send, SendParams),
             "flush": Method(self._flush, OfCollection),
             "ready": Method(self._ready, Nothing),
         }
 
     def due(self, request: Request) -> Sequence[Request]:
-        if request.method != "write":
+        if request.method not in ("write", "send"):
             return [request]
         if self.doubtful:  # the client may have given up by now, and have its next writes from another door
             request.ignore()
@@ -86,20 +89,24 @@ class Proxy(Role):
     # ---- writes -----------------------------------------------------------------------------------------------------
 
     async def _write(self, request: Request) -> Answer:
+        return await self._timed(self._append_rows(request))
+
+    async def _send(self, request: Request) -> Answer:
+        return await self._timed(self._append_messages(request))
+
+    async def _timed(self, appending: Awaitable[Appended]) -> Answer:
         started = perf_counter()
         try:
-            appended = await self._append(request)
+            appended = await appending
         except TidewalError as error:
             self._metrics.answered((perf_counter() - started) * 1000, error)
             raise
         self._metrics.answered((perf_counter() - started) * 1000, None)
         return {"ts": appended.ts, "rows": appended.rows, "digest": appended.digest}
 
-    async def _append(self, request: Request) -> Appended:
-        if self.node.settings.quota_and_limits.limit_writing.force_deny:
-            key = "quotaAndLimits.limitWriting.forceDeny"
-            raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
-        params, size = request.params, len(request.body)
+    async def _append_rows(self, request: Request) -> Appended:
+        self._check_not_denied()
+        params = request.params
         async with self._describing.setdefault(params["producer"], asyncio.Lock()):  # its writes go on in their order
             collection = await self._find_described(params)
         self._check_tables(collection)
@@ -107,27 +114,39 @@ class Proxy(Role):
         rows = decode_rows(request.body, schema.row_arrow())
         check_values(rows, schema)
         batch = ShardedRows(collection, rows, request.body)
-        deadline_s = params.get("deadline_s", DEADLINE_S)
-        send = partial(self._send, batch, params, asyncio.get_running_loop().time() + deadline_s)
-        appended = await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
+        appended = await self._in_line(batch, request)
         if not appended.repeated:
             self._metrics.written(collection, batch.records)
         return appended
 
-    def _send(self, batch: ShardedRows, params: Params, deadline: float) -> asyncio.Future[Appended]:
+    async def _append_messages(self, request: Request) -> Appended:
+        self._check_not_denied()
+        params = request.params
+        async with self._describing.setdefault(params["producer"], asyncio.Lock()):
+            topic = await self._find_topic(params)
+        batch = PartitionedMessages(topic, request.body)
+        appended = await self._in_line(batch, request)
+        if not appended.repeated:
+            self._metrics.sent(topic.name, appended.rows, len(request.body))
+        return appended
+
+    def _check_not_denied(self) -> None:
+        if self.node.settings.quota_and_limits.limit_writing.force_deny:
+            key = "quotaAndLimits.limitWriting.forceDeny"
+            raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
+
+    async def _in_line(self, batch: ShardedRows | PartitionedMessages, request: Request) -> Appended:
+        """Have a batch appended once it is its turn among those of its client."""
+        params, size = request.params, len(request.body)
+        deadline_s = params.get("deadline_s", DEADLINE_S)
+        send = partial(self._hand_over, batch, params, asyncio.get_running_loop().time() + deadline_s)
+        return await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
+
+    def _hand_over(
+        self, batch: ShardedRows | PartitionedMessages, params: Params, deadline: float
+    ) -> asyncio.Future[Appended]:
         """Hand a batch to the owners of its channels, which are open; they take it until the loop's time `deadline`."""
-        collection = batch.collection
-        part = WritePart(
-            collection.name,
-            collection.id,
-            collection.schema.version,
-            batch.split(self.owners.message_bytes()),
-            params["producer"],
-            params["pseq"],
-            batch.rows.num_rows,
-            params.get("digest", 0),
-            len(batch.channels),
-        )
+        part = batch.part(params, self.owners.message_bytes())
         left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
         return self.owners.append(part, batch.channels, deadline_s=left_s)
 
@@ -149,6 +168,17 @@ class Proxy(Role):
         if (collection.id, collection.schema.version) != described:
             raise InvalidRows(f"the rows are of another {name}, or of another version; describe it again")
         return collection
+
+    async def _find_topic(self, params: Params) -> Topic:
+        """The topic that a client has described and sends to. Raises `TopicNotFound`, also where the client knows
+        another one of that name, or another epoch."""
+        name, described = params["topic"], (params["id"], params["epoch"])
+        found = self.catalog.catalog.topics.find(name)
+        if found is None or found.state != READY or (found.id, found.epoch) != described:  # this door may be behind
+            found = (await self.catalog.catch_up()).topics.ready(name)
+        if (found.id, found.epoch) != described:
+            raise TopicNotFound(f"the messages are for another topic {name}: describe it again", topic=name)
+        return found
 
     def _check_tables(self, collection: Collection) -> None:
         """Refuse rows that no table will ever take, as far as the DataNode of this process knows. Damage does not

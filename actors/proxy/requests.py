@@ -23,3 +23,16 @@ class WriteParams(TypedDict):
     digest: NotRequired[int]
     after: NotRequired[Number]
     deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+class SendParams(TypedDict):
+    """Messages for an epoch of a topic, as the client knows it; they are in the body (`topics/messages.py`). The rest
+    as for `WriteParams`."""
+
+    topic: str
+    id: Number
+    epoch: Number
+    producer: str
+    pseq: Number
+    after: NotRequired[Number]
+    deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]

@@ -14,6 +14,8 @@ from ...runtime.log.record import Record, RecordType
 from ...runtime.log.wal import Payload
 from ...runtime.rows.row_codec import encode_rows, is_compact
 from ...runtime.rows.schema import OP_COLUMN, OPS, Op
+from ...runtime.rpc.protocol import Params
+from ..local_owner import WritePart
 from ..rows import split_by_bytes, split_by_shard
 
 RECORD_OVERHEAD_BYTES = 4 * 1024  # of a message's limit, for names, counts and the checksum beside the rows
@@ -40,6 +42,21 @@ class ShardedRows:
     def channels(self) -> set[str]:
         """The pchannels that it is for; without rows, those of its collection."""
         return {channel for _, channel, _ in self._shards} or set(_pchannels(self.collection.vchannels))
+
+    def part(self, params: Params, message_bytes: Mapping[str, int]) -> WritePart:
+        """What its owners are asked to append for a request with `params`, split as `split` does it."""
+        collection = self.collection
+        return WritePart(
+            collection.name,
+            collection.id,
+            collection.schema.version,
+            self.split(message_bytes),
+            params["producer"],
+            params["pseq"],
+            self.rows.num_rows,
+            params.get("digest", 0),
+            len(self.channels),
+        )
 
     def split(self, message_bytes: Mapping[str, int]) -> list[tuple[str, Record]]:
         """Its records, split by shard and by `message_bytes`, which a message of each pchannel may have. The channel

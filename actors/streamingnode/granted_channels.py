@@ -16,6 +16,7 @@ from typing import Any
 
 from ...runtime.catalog.catalog import PChannelState
 from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.catalog.topics import DROPPING
 from ...runtime.clock import add_ms
 from ...runtime.cluster.limits import LIMIT_MS, OwnerLimits
 from ...runtime.errors import Fenced, PreconditionFailed, TidewalError
@@ -67,7 +68,7 @@ class GrantedChannels:
                 if state.term > self._terms.get(name, 0):
                     self._terms[name] = state.term
                     self._spawn(self._take(name, state), f"take {name}")
-                elif state.target and name in self._active:
+                elif self._is_to_go(name, state) and name in self._active:
                     self._hand_over(name)
             await self._catalog.changed()
 
@@ -130,11 +131,16 @@ class GrantedChannels:
         self._active[name] = term
         self._node.local_owner.open({name: message_bytes})
         now = self._mine().get(name)
-        if now is not None and now.target:
+        if now is not None and self._is_to_go(name, now):
             self._hand_over(name)
 
+    def _is_to_go(self, name: str, state: PChannelState) -> bool:
+        """Whether the channel is to be given up: for another node, or because its topic is dropped."""
+        topic = self._catalog.catalog.topics.of_channel(name)
+        return bool(state.target) or (topic is not None and topic.state == DROPPING)
+
     def _hand_over(self, name: str) -> None:
-        """The channel is to move to another node. Doors hold their writes from here on."""
+        """The channel is to move to another node, or to go. Doors hold their writes from here on."""
         term = self._active.pop(name)
         self._node.local_owner.close([name])
         self._spawn(self._release_one(name, term), f"release {name}")

@@ -50,7 +50,8 @@ class AnnounceParams(TypedDict):
 
 
 class AppendParams(TypedDict):
-    """A part of a write, see `write_requests.py`; the bodies of its records are in the body."""
+    """A part of a write, see `write_requests.py`; the bodies of its records are in the body. With `messages` these are
+    messages of a topic, all in the body."""
 
     collection: str
     id: Number
@@ -61,5 +62,6 @@ class AppendParams(TypedDict):
     digest: int
     channels: Number
     records: Annotated[list[Any], PlainValidator(_records)]
+    messages: NotRequired[bool]
     place: Annotated[DoorPlace, PlainValidator(_place)]
     until: Number

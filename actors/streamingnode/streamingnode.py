@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
 from ...runtime.catalog.flush_events import FlushEvent
+from ...runtime.catalog.topics import READY
 from ...runtime.cluster.state import RATES, THROTTLED
 from ...runtime.errors import (
     BadRecord,
@@ -20,10 +21,11 @@ from ...runtime.errors import (
     Overloaded,
     PositionLost,
     TidewalError,
+    TopicNotFound,
     Unavailable,
 )
 from ...runtime.log.names import pchannel_of
-from ...runtime.log.record import Record, RecordType, decode
+from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, decode
 from ...runtime.log.wal import Entry, From
 from ...runtime.ownership import Appended, ChannelOwner, SyncPoint
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
@@ -195,8 +197,12 @@ class StreamingNode(Role):
 
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """`PChannelOwner.append`."""
-        collection = self._vchannels.check(part)
-        paces = [] if collection is None else self._paces_of(collection, part)
+        if part.kind is RecordType.MESSAGE:
+            self._check_topic(part)
+            paces = self._paces_of(part, lambda: self._pressure.check_messages(part.collection_id, part.collection))
+        else:
+            collection = self._vchannels.check(part)
+            paces = self._paces_of(part, lambda: self._pressure.check(collection, part.records)) if collection else []
         appended = self._owner.append(
             part.records,
             producer=part.producer,
@@ -206,13 +212,28 @@ class StreamingNode(Role):
             channels=part.channels,
             in_order=True,
         )
-        appended.add_done_callback(partial(self._count, part.records))
+        if part.kind is RecordType.ROWS:
+            appended.add_done_callback(partial(self._count, part.records))
         return appended if not paces else held_back(appended, self._pressure.charge(paces, part.records))
 
-    def _paces_of(self, collection: Collection, part: WritePart) -> list[Pace]:
-        """`WritePressure.check`; what was let in before is not refused when it comes again."""
+    def _check_topic(self, part: WritePart) -> None:
+        """Raise `TopicNotFound` unless all messages are for partitions of the topic, of its present epoch. The catalog
+        read here has the topic of each channel that is open here, for it was granted behind that, until the topic is
+        dropped."""
+        topic = self.catalog.catalog.topics.by_id(part.collection_id)
+        if topic is None or topic.state != READY or topic.epoch != part.schema_version:
+            raise TopicNotFound(
+                f"the topic {part.collection} that these messages are for was dropped or changed; describe it again",
+                topic=part.collection,
+            )
+        placed = {(channel, record.vchannel) for channel, record in part.records}
+        if any(vchannel not in topic.partitions or pchannel_of(vchannel) != channel for channel, vchannel in placed):
+            raise InvalidRequest(f"messages for {part.collection} that are in none of its partitions")
+
+    def _paces_of(self, part: WritePart, check: Callable[[], list[Pace]]) -> list[Pace]:
+        """What `check` says of the limits; what was let in before is not refused when it comes again."""
         try:
-            return self._pressure.check(collection, part.records)
+            return check()
         except Overloaded:
             if self._owner.knows(part.producer, part.pseq):
                 return []
@@ -225,7 +246,7 @@ class StreamingNode(Role):
             raise DeadlineExceeded("the part of a write came after its deadline", outcome_unknown=False)
         try:
             part = part_of(params, request.body)
-        except (ValueError, LookupError) as error:
+        except (*DECODE_ERRORS, LookupError) as error:
             raise InvalidRequest(f"malformed part of a write: {error}") from error
         self._check_open(channel for channel, _ in part.records)
         with self._order.taking(part.producer, params["place"]):

@@ -129,6 +129,18 @@ class WritePressure:
                 raise _too_fast(pace, collection.name)
         return paces
 
+    def check_messages(self, topic_id: int, topic: str) -> list[Pace]:
+        """The same for messages of a topic, which take no memory of QueryNodes and go into no table: the limits of all
+        that is written hold."""
+        for refusing in self._refusing:
+            if refusing.usage.limit != ROW_MEMORY and refusing.usage.concerns(topic_id):
+                raise _refusal(refusing, topic)
+        paces = [each for each in self._slowing if each.limit != ROW_MEMORY and each.concerns(topic_id)]
+        for pace in paces:
+            if pace.ahead_s(self._clock.monotonic()) > HELD_MAX_S:
+                raise _too_fast(pace, topic)
+        return paces
+
     def charge(self, paces: Iterable[Pace], records: Sequence[tuple[str, Record]]) -> float:
         """Count what was let in by `paces`; returns for how many seconds its acknowledgement is to wait."""
         now_s, size = self._clock.monotonic(), sum(_sizes(records).values())

@@ -81,6 +81,10 @@ class RootCoordSettings(SettingsSection):
     """The catalog and its channels."""
 
     dml_channel_num: PositiveInt = Field(default=16, description="physical channels created for data")
+    max_topic_num: PositiveInt = Field(default=64, description="topics that there may be")
+    max_topic_partition_num: PositiveInt = Field(
+        default=64, description="partitions a topic may have; each is a physical channel of its own"
+    )
 
 
 class ProxySettings(SettingsSection):

@@ -163,6 +163,8 @@ _PROXY = (
     counter("proxy_insert_vectors_total", "Rows inserted", "collection_name"),
     counter("proxy_upsert_vectors_total", "Rows upserted", "collection_name"),
     counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
+    counter("proxy_topic_message_total", "Messages that topics have taken", "topic_name"),
+    counter("proxy_topic_bytes_total", "Bytes of the bodies of these messages", "topic_name"),
     counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
     gauge(
         "limit_used_ratio",

@@ -36,7 +36,12 @@ def hash_int(key: int) -> int:
 
 def hash_string(key: str) -> int:
     """The 31-bit hash of a varchar key."""
-    return crc32(key.encode()[:HASHED_BYTES]) & _MASK
+    return hash_key_bytes(key.encode())
+
+
+def hash_key_bytes(key: bytes) -> int:
+    """The 31-bit hash of a varchar key in UTF-8, or of a message's key."""
+    return crc32(key[:HASHED_BYTES]) & _MASK
 
 
 def shard_of_key(key: int | str, shards: int) -> int:

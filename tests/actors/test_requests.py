@@ -76,6 +76,10 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "release_collection"): {"collection": "other"},
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
+        ("mixcoord", "create_topic"): {"name": "t", "partitions": 2, "retention_s": 60.0, "retention_bytes": None},
+        ("mixcoord", "drop_topic"): {"id": 99},
+        ("mixcoord", "describe_topic"): {"name": "t"},
+        ("mixcoord", "list_topics"): {},
         ("mixcoord", "cut"): name,
         ("mixcoord", "cordon"): {"node": "x", "state": "cordoned"},
         ("mixcoord", "pin"): {"channel": "x", "node": "y"},
@@ -83,6 +87,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "balance"): {"on": True},
         ("mixcoord", "placement"): {},
         ("proxy", "write"): write,
+        ("proxy", "send"): {"topic": "t", "id": 99, "epoch": 1, "producer": "p", "pseq": 1, "deadline_s": 1.5},
         ("proxy", "flush"): name,
         ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
         ("streamingnode", "flush"): {"id": 99, **to},
@@ -157,7 +162,7 @@ async def test_a_request_that_cannot_be_read_is_refused(home) -> None:
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         for role, method in questions(home, await client.describe_collection("people"), node):
-            if method in ("list_collections", "ready", "placement", "ping"):
+            if method in ("list_collections", "list_topics", "ready", "placement", "ping"):
                 continue
             called = "query" if method == "search" else method
             for params in ({}, {"collection": 5, "id": "x", "channels": None, "node": 1, "schema": [], "grants": 1}):

@@ -1,0 +1,213 @@
+"""Topics: the leader creates them, and drops them once no node owns their channels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.catalog.topics import CREATING, DROPPING, READY, TOPICS_LEVEL, Topic, Topics, check_topic_name
+from ...runtime.errors import DeadlineExceeded, Fenced, InvalidRequest, TidewalError, TopicExists
+from ...runtime.waiting import first_of
+from ..node import Node
+from ..requests import Answer, Method, Nothing
+from .requests import CreateTopicParams, DropTopicParams, OfTopic
+
+if TYPE_CHECKING:
+    from ...runtime.rpc.server import Request
+
+GIVEN_UP_S = 20.0  # for owners to give the channels of a dropped topic up: longer than a lease
+LEVEL_S = 10.0  # for the feature level to rise, once all members know it: a leader waits for a lease
+LOOK_S = 0.2  # leases end without a record
+FINISH_AGAIN_S = 5.0
+
+_log = logging.getLogger("tidewal.mixcoord")
+
+
+class TopicDdl:
+    """The methods of the leader for topics. `adding` is held while an id is given to a topic or a collection,
+    `deciding` while the leader decides who is to own what; `is_over` says whether nothing can rest on the lease of a
+    process."""
+
+    def __init__(
+        self,
+        node: Node,
+        catalog: CatalogLog,
+        adding: asyncio.Lock,
+        deciding: asyncio.Lock,
+        is_over: Callable[[str], bool],
+    ) -> None:
+        self._node, self._catalog = node, catalog
+        self._adding, self._deciding, self._is_over = adding, deciding, is_over
+        self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
+
+    def handlers(self) -> dict[str, Method]:
+        """The methods, by name."""
+        return {
+            "create_topic": Method(self._create, CreateTopicParams),
+            "drop_topic": Method(self._drop, DropTopicParams),
+            "describe_topic": Method(self._describe, OfTopic),
+            "list_topics": Method(self._list, Nothing),
+        }
+
+    @property
+    def _topics(self) -> Topics:
+        return self._catalog.catalog.topics
+
+    # ---- what clients ask -------------------------------------------------------------------------------------------
+
+    async def _create(self, request: Request) -> Answer:
+        params, limit = request.params, self._node.settings.root_coord.max_topic_partition_num
+        name: str = params["name"]
+        check_topic_name(name)
+        if not 1 <= params["partitions"] <= limit:
+            raise InvalidRequest(
+                f"a topic has 1 to {limit} partitions (rootCoord.maxTopicPartitionNum), not {params['partitions']}",
+                argument="partitions",
+            )
+        await self._until_level()
+        async with self._ddl_of(name):
+            found = self._topics.find(name)
+            if found is not None and found.state == DROPPING:
+                await self._finish_drop(found)
+                found = None
+            wanted = params["partitions"], params["retention_s"], params["retention_bytes"]
+            if found is not None and (other := _difference(found, *wanted)):
+                raise TopicExists(f"topic {name} exists: {other}", topic=name)
+            created = found is None or found.state != READY
+            if found is None:
+                async with self._adding:
+                    found = await self._add(name, *wanted)
+            if created:
+                await self._finish_create(found)
+            return {"topic": self._topics.ready(name).to_wire(), "created": created}
+
+    async def _drop(self, request: Request) -> Answer:
+        named = self._topics.by_id(request.params["id"])
+        if named is None:
+            return None  # a repeated request: it is gone already
+        async with self._ddl_of(named.name):
+            topic = self._topics.by_id(named.id)
+            if topic is None:
+                return None
+            if topic.state != DROPPING:
+                async with self._deciding:  # no grant of its channels comes behind this
+                    await self._catalog.append({"kind": "drop_topic", "id": topic.id})
+            await self._finish_drop(topic)
+        return None
+
+    async def _describe(self, request: Request) -> Answer:
+        """The topic, and by pchannel the known fences, for readers that begin in the middle."""
+        topic = self._topics.ready(request.params["name"])
+        fences = self._catalog.catalog.fences(list(topic.pchannels))
+        return {"topic": topic.to_wire(), "fences": {name: list(each.items()) for name, each in fences.items()}}
+
+    async def _list(self, _: Request) -> Answer:
+        return {"topics": [each.to_wire() for each in sorted(self._topics, key=_name) if each.state == READY]}
+
+    # ---- how it is done ---------------------------------------------------------------------------------------------
+
+    def _ddl_of(self, name: str) -> asyncio.Lock:
+        lock = self._ddl.get(name)
+        if lock is None:
+            lock = self._ddl[name] = asyncio.Lock()
+        return lock
+
+    async def _until_level(self) -> None:
+        """Wait until the catalog may have topics, where all members know them. Raises `InvalidRequest` where the
+        feature level does not rise now."""
+        try:
+            async with asyncio.timeout(LEVEL_S):
+                while self._catalog.fold.level < TOPICS_LEVEL:
+                    cluster = self._node.cluster.state
+                    if cluster.level_held or cluster.known_level < TOPICS_LEVEL:
+                        raise TimeoutError
+                    await first_of(self._catalog.changed(), asyncio.sleep(LOOK_S))
+        except TimeoutError:
+            raise InvalidRequest(
+                f"topics need feature level {TOPICS_LEVEL}, and the cluster has level {self._catalog.fold.level}: "
+                "`tidewal level` says what it waits for"
+            ) from None
+
+    async def _add(self, name: str, partitions: int, retention_s: float | None, retention_bytes: int | None) -> Topic:
+        limit = self._node.settings.root_coord.max_topic_num
+        if len(self._topics) >= limit:
+            raise InvalidRequest(
+                f"there are {len(self._topics)} topics, the limit is {limit} (rootCoord.maxTopicNum): drop one, or "
+                "raise it"
+            )
+        names, id = self._node.names, self._catalog.catalog.next_id
+        epoch = tuple(names.vchannel(names.topic_pchannel(id, n), id, n) for n in range(partitions))
+        created_ts = self._node.clock.now()
+        topic = Topic(id, name, (epoch,), created_ts, retention_s=retention_s, retention_bytes=retention_bytes)
+        await self._catalog.append({"kind": "create_topic", "topic": topic.to_wire()})
+        return topic
+
+    async def _finish_create(self, topic: Topic) -> None:
+        wal = self._node.wal
+        await asyncio.gather(*(wal.create_channel(channel, topic.policy) for channel in topic.pchannels))
+        await self._catalog.append({"kind": "topic_ready", "id": topic.id})
+
+    async def _finish_drop(self, topic: Topic) -> None:
+        try:
+            async with asyncio.timeout(GIVEN_UP_S):
+                while owned := self._owned(topic.pchannels):
+                    await first_of(self._catalog.changed(), asyncio.sleep(LOOK_S))
+        except TimeoutError:
+            owned = self._owned(topic.pchannels)
+            raise DeadlineExceeded(
+                f"topic {topic.name} takes no more messages, and is removed once its owners have given it up: "
+                f"{', '.join(owned)} are owned",
+                outcome_unknown=True,
+            ) from None
+        await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in topic.pchannels))
+        await self._catalog.append({"kind": "topic_dropped", "id": topic.id})
+
+    def _owned(self, channels: Sequence[str]) -> list[str]:
+        """Those that a process may still write to."""
+        states = self._catalog.catalog.channels
+        owners = {name: states[name].owner for name in channels if name in states}
+        return [name for name, owner in owners.items() if owner and not self._is_over(owner)]
+
+    async def finish(self) -> None:
+        """Finish what an earlier leader began, and what could not be finished when it was asked for."""
+        while True:
+            unfinished = [topic for topic in self._topics if topic.state != READY]
+            await asyncio.gather(*map(self._finish_one, unfinished))
+            await asyncio.sleep(FINISH_AGAIN_S)
+
+    async def _finish_one(self, topic: Topic) -> None:
+        async with self._ddl_of(topic.name):
+            current = self._topics.by_id(topic.id)
+            try:
+                if current is not None and current.state == CREATING:
+                    await self._finish_create(current)
+                elif current is not None and current.state == DROPPING:
+                    await self._finish_drop(current)
+            except Fenced:
+                raise
+            except TidewalError as error:  # the next turn, or the next request for the name, continues
+                _log.warning("topic %s stays %s for now: %s", topic.name, topic.state, error)
+
+
+def _name(topic: Topic) -> str:
+    return topic.name
+
+
+def _difference(topic: Topic, partitions: int, retention_s: float | None, retention_bytes: int | None) -> str:
+    """In what a topic differs from the wanted one; "" where it does not."""
+    found: list[str] = []
+    if len(topic.partitions) != partitions:
+        found.append(f"it has {len(topic.partitions)} partitions, not {partitions}")
+    if topic.retention_s != retention_s:
+        found.append(f"it keeps messages for {_shown(topic.retention_s)} s, not {_shown(retention_s)}")
+    if topic.retention_bytes != retention_bytes:
+        found.append(f"it keeps {_shown(topic.retention_bytes)} bytes of a partition, not {_shown(retention_bytes)}")
+    return "; ".join(found)
+
+
+def _shown(value: float | None) -> str:
+    return "any number of" if value is None else f"{value:g}"

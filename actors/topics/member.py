@@ -1,0 +1,122 @@
+"""A member of a group that reads topics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import fields
+from types import TracebackType
+
+from ...runtime.arguments import checked
+from ...runtime.catalog.topics import Topic
+from ...runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, TopicNotFound
+from ...runtime.groups.record_member import RecordMember
+from ...runtime.groups.record_pack import RecordPack
+from ...runtime.log.names import Names
+from ...runtime.log.wal import Append, GroupMember, Wal
+from ...runtime.waiting import ended
+from .messages import TopicPack
+
+LOOK_S = 5.0  # between two looks whether the topics are still there
+
+_log = logging.getLogger("tidewal.client")
+
+Describe = Callable[[str], Awaitable[tuple[Topic, Mapping[str, Mapping[int, bytes]]]]]
+"""Returns a topic, and by pchannel the fences that are known. Raises `TopicNotFound`."""
+
+
+class TopicMember(RecordMember):
+    """A `RecordMember` over the partitions of topics: each is with one member of its group at a time, in its order, and
+    what is not acknowledged is delivered again. Made by `Client.subscribe`; leave it with `aclose`, or `async with`.
+
+    It delivers `TopicPack`s, each of one partition. Where one of the topics is dropped, iterating raises
+    `TopicNotFound`, within `LOOK_S` seconds. `process` takes it as it takes any member. Outputs of `commit` go to
+    channels without an owner: `InvalidRequest` for those of collections and topics, whose order their owners make."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        member: GroupMember,
+        names: Names,
+        topics: Sequence[Topic],
+        fences: dict[str, Mapping[int, bytes]],
+        describe: Describe,
+    ) -> None:
+        super().__init__(wal, member, dead_letters=names.group_dead_letters, fences=fences)
+        self._names, self._topics, self._known_fences, self._describe = names, topics, fences, describe
+        self._places = {
+            channel: (topic.name, number) for topic in topics for number, channel in enumerate(topic.pchannels)
+        }
+        self._dropped: TopicNotFound | None = None
+        self._watching = asyncio.create_task(self._watch())
+
+    async def __aenter__(self) -> TopicMember:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def __anext__(self) -> TopicPack:
+        """The next messages of one of the partitions. Raises and ends as `RecordMember` does, and raises
+        `TopicNotFound` where a topic was dropped."""
+        try:
+            pack = await super().__anext__()
+        except (StopAsyncIteration, ChannelNotFound):
+            await self._look()
+            if self._dropped is not None:
+                raise self._dropped from None
+            raise
+        topic, partition = self._places[pack.channel]
+        return TopicPack(**{each.name: getattr(pack, each.name) for each in _FIELDS}, topic=topic, partition=partition)
+
+    @checked
+    async def commit(
+        self, delivered: Sequence[RecordPack], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
+    ) -> list[bytes]:
+        """`RecordMember.commit`. Raises `InvalidRequest` for an output to a channel of the cluster's."""
+        for output in outputs:
+            self._check_output(output.channel)
+        return await super().commit(delivered, outputs, metadata=metadata)
+
+    def _check_output(self, channel: str) -> None:
+        if channel.startswith(f"{self._names.prefix}-") and channel != self._names.group_dead_letters:
+            raise InvalidRequest(
+                f"{channel} is the cluster's, and its owner alone appends there: `send` results to a topic before the "
+                "acknowledgement, or commit them to a channel of another prefix",
+                channel=channel,
+            )
+
+    async def aclose(self) -> None:
+        """`GroupMember.aclose`."""
+        await ended(self._watching)
+        await super().aclose()
+
+    async def _watch(self) -> None:
+        while self._dropped is None:
+            await asyncio.sleep(LOOK_S)
+            await self._look()
+        await super().aclose()  # ends the iteration
+
+    async def _look(self) -> None:
+        """Whether all topics are still there, as far as a node answers; and the fences of owners that have come."""
+        for topic in self._topics:
+            try:
+                found, fences = await self._describe(topic.name)
+            except TopicNotFound:
+                self._dropped = _dropped(topic)
+            except TidewalError as error:
+                _log.debug("topic %s is looked at later: %s", topic.name, error)
+            else:
+                self._known_fences.update(fences)
+                if found.id != topic.id:
+                    self._dropped = _dropped(topic)
+
+
+def _dropped(topic: Topic) -> TopicNotFound:
+    return TopicNotFound(f"topic {topic.name} was dropped", topic=topic.name)
+
+
+_FIELDS = fields(RecordPack)

@@ -1,0 +1,133 @@
+"""Messages of topics, and what came of sending some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias, cast
+
+import msgpack
+
+from ...runtime.arguments import checked_fields
+from ...runtime.errors import InvalidRequest
+from ...runtime.groups.record_pack import RecordPack
+from ...runtime.log.record import DECODE_ERRORS, RecordType, Tags, TagValue
+from ...runtime.log.wal import Payload
+from ...runtime.ownership.batch import BATCH_TAGS, SOURCE, SOURCE_OFFSET
+from ...runtime.replicated.records import typed
+
+OWNER_TAGS = frozenset((*BATCH_TAGS, SOURCE, SOURCE_OFFSET))  # what owners read
+HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
+MESSAGES_MAX = 10_000  # of one `send`
+
+
+@checked_fields()
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to be sent. Messages of one `key` keep their order; without a key it goes to any partition. A text is
+    sent as UTF-8. Key and tags have up to 64 KiB together."""
+
+    body: bytes | str
+    key: bytes | str | None = None
+    tags: Mapping[str, TagValue] = field(default_factory=dict[str, TagValue])
+
+
+MessageBodies: TypeAlias = bytes | str | Message | Sequence[bytes | str | Message]
+"""One message, or several: bodies, or `Message`s with a key and tags of their own."""
+Partitioner: TypeAlias = Callable[[Message, int], int]
+"""Says to which of so many partitions a message goes: a number from 0 on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Messages that are durable: their timestamp in the log, how many they are, and the numbers of the partitions in
+    which they lie. A reader that starts at `ts` gets them first."""
+
+    ts: int
+    messages: int
+    partitions: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMessage:
+    """A message as a member of a group gets it. `ts` is its timestamp in the log, `id` that of its last entry."""
+
+    topic: str
+    partition: int
+    key: bytes
+    tags: Tags
+    body: Payload
+    ts: int
+    id: bytes
+
+
+@dataclass(frozen=True)
+class TopicPack(RecordPack):
+    """A `RecordPack` of one partition of a topic."""
+
+    topic: str = ""
+    partition: int = 0
+
+    @cached_property
+    def messages(self) -> list[TopicMessage]:
+        """The messages, in the order of the partition."""
+        return [
+            TopicMessage(self.topic, self.partition, each.key, _own(each.tags), each.body, each.ts, each.id)
+            for each in self.records
+            if each.type is RecordType.MESSAGE
+        ]
+
+
+def _own(tags: Tags) -> Tags:
+    """The tags that the sender gave."""
+    return {name: value for name, value in tags.items() if name not in OWNER_TAGS}
+
+
+PlacedMessage: TypeAlias = tuple[int, bytes, Tags, bytes]
+"""A message on its way to a door: the number of its partition in the epoch, its key, its tags, its body."""
+
+
+def pack_messages(messages: Sequence[PlacedMessage]) -> bytes:
+    """The body of a request to send `messages`."""
+    return cast(bytes, msgpack.packb(messages))
+
+
+def unpack_messages(body: Payload) -> list[PlacedMessage]:
+    """The messages in the body of a request. Raises `InvalidRequest` for what is malformed, none, or too many."""
+    try:
+        found = [
+            (typed(partition, int), typed(key, bytes), cast(Tags, typed(tags, dict)), typed(content, bytes))
+            for partition, key, tags, content in cast("list[tuple[object, ...]]", msgpack.unpackb(body))
+        ]
+    except DECODE_ERRORS as error:
+        raise InvalidRequest(f"malformed messages: {error}") from error
+    check_count(len(found))
+    return found
+
+
+def check_count(messages: int) -> None:
+    """Raise `InvalidRequest` for none, or more than one `send` may have."""
+    if not 1 <= messages <= MESSAGES_MAX:
+        raise InvalidRequest(f"send 1 to {MESSAGES_MAX} messages at once, not {messages}")
+
+
+def bytes_of(value: bytes | str | None) -> bytes:
+    """What is sent of a body or a key."""
+    return b"" if value is None else value.encode() if isinstance(value, str) else value
+
+
+def header_bytes(key: bytes, tags: Tags) -> int:
+    """How much key and tags take in a message."""
+    texts = (len(str(value).encode()) if not isinstance(value, bytes) else len(value) for value in tags.values())
+    return len(key) + sum(len(name.encode()) for name in tags) + sum(texts)
+
+
+def check_header(key: bytes, tags: Tags) -> None:
+    """Raise `InvalidRequest` where key and tags are over the limit, or tags have names that an owner gives."""
+    if taken := OWNER_TAGS.intersection(tags):
+        raise InvalidRequest(f"a tag of a message cannot be called {min(taken)}: owners use it", argument="tags")
+    if (size := header_bytes(key, tags)) > HEADER_BYTES_MAX:
+        raise InvalidRequest(
+            f"key and tags of a message take {size} bytes, over {HEADER_BYTES_MAX}: put what is large into its body"
+        )

@@ -1,0 +1,66 @@
+"""What a client sends to topics: which message goes to which partition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from zlib import crc32
+
+from ...runtime.catalog.topics import Topic
+from ...runtime.errors import InvalidRequest
+from ...runtime.log.record import TagValue
+from ...runtime.rows.hashing import hash_key_bytes
+from .messages import Message, MessageBodies, Partitioner, PlacedMessage, bytes_of, check_count, check_header
+
+
+class TopicSender:
+    """Places messages: by the hash of their key, and those of a batch that have none together, on the partitions by
+    turns. `name` decides with which partition that begins, so that clients begin with different ones."""
+
+    def __init__(self, name: str) -> None:
+        self._begin = crc32(name.encode())
+        self._turns: dict[int, Iterator[int]] = {}  # by topic
+
+    def forget(self, topic: Topic) -> None:
+        """Nothing is sent to the topic any more."""
+        self._turns.pop(topic.id, None)
+
+    def place(self, topic: Topic, messages: Sequence[Message], partitioner: Partitioner | None) -> list[PlacedMessage]:
+        """Each message with the number of its partition. Raises `InvalidRequest` for what a `partitioner` says that is
+        no partition."""
+        count, turn = len(topic.partitions), -1
+        placed: list[PlacedMessage] = []
+        for message in messages:
+            key = bytes_of(message.key)
+            if partitioner is not None:
+                partition = _checked(partitioner(message, count), count)
+            elif message.key is not None:
+                partition = hash_key_bytes(key) % count
+            else:
+                if turn < 0:
+                    turn = next(self._turns.setdefault(topic.id, itertools.count(self._begin))) % count
+                partition = turn
+            placed.append((partition, key, dict(message.tags), bytes_of(message.body)))
+        return placed
+
+
+def messages_of(given: MessageBodies, key: bytes | str | None, tags: Mapping[str, TagValue] | None) -> list[Message]:
+    """The messages that were given to `send`: `key` and `tags` are of those that are bodies alone. Raises
+    `InvalidRequest`."""
+    listed = [given] if isinstance(given, bytes | str | Message) else list(given)
+    check_count(len(listed))
+    messages: list[Message] = []
+    for each in listed:
+        message = each if isinstance(each, Message) else Message(each, key, tags or {})
+        check_header(bytes_of(message.key), message.tags)
+        messages.append(message)
+    return messages
+
+
+def _checked(partition: object, partitions: int) -> int:
+    if type(partition) is not int or not 0 <= partition < partitions:
+        raise InvalidRequest(
+            f"the partitioner said {partition!r}, and must say a number from 0 to {partitions - 1}",
+            argument="partitioner",
+        )
+    return partition

@@ -1,0 +1,87 @@
+"""A member of a group that reads topics, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from ...runtime.groups.record_pack import RecordPack
+from ...runtime.log.wal import Append
+from .member import TopicMember
+from .messages import TopicPack
+
+T = TypeVar("T")
+
+
+class WaitFor(Protocol):
+    """Runs a call on the loop of a client, and returns what it returns."""
+
+    def __call__(self, call: Coroutine[Any, Any, T], /) -> T: ...
+
+
+class SyncTopicMember(Iterator[TopicPack]):
+    """`TopicMember` with calls that return when they are done: the same parameters, results and errors. Made by
+    `SyncClient.subscribe`; close it before its client, or use it as a context manager."""
+
+    def __init__(self, member: TopicMember, wait: WaitFor) -> None:
+        """For `SyncClient.subscribe`."""
+        self._member, self._wait = member, wait
+        self._next: asyncio.Future[TopicPack | None] | None = None  # on the client's loop, where `receive` has given up
+
+    def __enter__(self) -> SyncTopicMember:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> TopicPack:
+        """The next messages of one of the partitions, however long that takes. Ends after `close`."""
+        pack = self.receive()
+        if pack is None:
+            raise StopIteration
+        return pack
+
+    def receive(self, timeout_s: float | None = None) -> TopicPack | None:
+        """The next messages of one of the partitions; None where none come within `timeout_s` seconds (None: for ever),
+        and after `close`."""
+        return self._wait(self._receive(timeout_s))
+
+    async def _receive(self, timeout_s: float | None) -> TopicPack | None:
+        task = self._next or asyncio.ensure_future(anext(self._member, None))
+        self._next = task
+        done, _ = await asyncio.wait([task], timeout=timeout_s)
+        if not done:
+            return None
+        self._next = None
+        return task.result()
+
+    def acknowledge(self, delivered: RecordPack, *, metadata: bytes | None = None) -> None:
+        """`RecordMember.acknowledge`."""
+        self._wait(self._member.acknowledge(delivered, metadata=metadata))
+
+    def commit(
+        self, delivered: Sequence[RecordPack], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
+    ) -> list[bytes]:
+        """`TopicMember.commit`."""
+        return self._wait(self._member.commit(delivered, outputs, metadata=metadata))
+
+    def redeliver(self, delivered: RecordPack) -> None:
+        """`RecordMember.redeliver`."""
+        self._wait(self._redeliver(delivered))
+
+    async def _redeliver(self, delivered: RecordPack) -> None:
+        self._member.redeliver(delivered)
+
+    def close(self) -> None:
+        """Leave the group: its partitions go to the other members."""
+        self._wait(self._close())
+
+    async def _close(self) -> None:
+        await self._member.aclose()
+        if self._next is not None:
+            await asyncio.wait([self._next])
+            self._next = None
