@@ -124,7 +124,7 @@ def drop(
             return "its rows"
 
     if not yes:
-        _ask(f"Drop {collection} with {over_client(url, prefix, shown_rows)} and its tables, for good?")
+        ask(f"Drop {collection} with {over_client(url, prefix, shown_rows)} and its tables, for good?")
     over_client(url, prefix, lambda client: client.drop_collection(collection))
     typer.echo(json.dumps({"collection": collection, "dropped": True}) if as_json else f"{collection} is dropped")
 
@@ -159,7 +159,7 @@ def delete(
 
     keys = over_client(url, prefix, find if filter else keys_given)
     if filter and keys and not yes:
-        _ask(f"Delete {len(keys):,} rows of {collection}?")
+        ask(f"Delete {len(keys):,} rows of {collection}?")
     last = over_client(url, prefix, lambda client: _delete(client, collection, keys)) if keys else None
     if as_json:
         told = {"collection": collection, "keys": len(keys), "ts": last.ts if last else None}
@@ -214,7 +214,7 @@ def _key_of(field: Field, text: str) -> object:
         raise InvalidRequest(f"--key {text}: the primary key {field.name!r} is {field.type}, a whole number") from None
 
 
-def _ask(question: str) -> None:
+def ask(question: str) -> None:
     """Ask, and end the command with 1 unless the answer is yes. Raises `InvalidRequest` where standard
     input is no terminal."""
     if not sys.stdin.isatty():

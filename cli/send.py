@@ -56,13 +56,13 @@ def send(
 
     Needs no node. Channels of collections and those with an owner are refused: clients and their owner write those.
     """
-    tags = dict(map(_pair, tag))
+    tags = dict(map(tag_of, tag))
 
     async def work(wal: Wal) -> Sent:
         await _prepare(wal, Names(prefix), channel, create)
         clock = HybridClock()
         sent = Sent()
-        async for lines in _given(messages) if messages else _lines_of_stdin():
+        async for lines in given_messages(messages) if messages else lines_of_stdin():
             records = [Record(RecordType.ROWS, clock.now(), key=key.encode(), tags=tags, body=line) for line in lines]
             await _append(wal, channel, records, sent)
         return sent
@@ -76,7 +76,8 @@ def send(
         typer.echo(f"{sent.messages:,} messages sent to {channel}{last}")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def tag_of(text: str) -> tuple[str, str]:
+    """The name and the value of an option --tag. Raises `InvalidRequest`."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise InvalidRequest(f"--tag {text}: write NAME=VALUE")
@@ -110,11 +111,12 @@ async def _refuse_owned(wal: Wal, channel: str) -> None:
                 )
 
 
-async def _given(messages: Sequence[str]) -> AsyncIterator[list[bytes]]:
+async def given_messages(messages: Sequence[str]) -> AsyncIterator[list[bytes]]:
+    """The messages that a command was given as arguments."""
     yield [message.encode() for message in messages]
 
 
-async def _lines_of_stdin() -> AsyncIterator[list[bytes]]:
+async def lines_of_stdin() -> AsyncIterator[list[bytes]]:
     """The lines of standard input, as many at a time as there are."""
     begun = b""
     while chunk := await in_thread(partial(read_stdin, READ_BYTES)):

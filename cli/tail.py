@@ -1,4 +1,4 @@
-"""`tidewal tail`: the records of a channel, or of all channels of a collection, decoded."""
+"""`tidewal tail`: the records of a channel, or of all channels of a collection or a topic, decoded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from ..runtime.catalog.catalog import Catalog
 from ..runtime.catalog.cuts import Cut
+from ..runtime.catalog.topics import Topic
 from ..runtime.errors import BadRecord, ChannelNotFound, FormatTooNew
 from ..runtime.filters.subscription import filter_of
 from ..runtime.log.left_out import LeftOut
@@ -43,16 +44,23 @@ class TailStart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Channels to read, and the vchannels whose records are shown: all where none is named."""
+    """Channels to read, and the vchannels whose records are shown: all where none is named. With `messages` these are
+    shown alone."""
 
     channels: list[str]
     vchannels: frozenset[str] = field(default_factory=frozenset[str])
+    messages: bool = False
+
+    @classmethod
+    def of_topic(cls, topic: Topic) -> Chosen:
+        """The messages of a topic."""
+        return cls(list(topic.pchannels), messages=True)
 
 
 @logged
 def tail(
     url: LogUrl,
-    channel: Annotated[str, typer.Argument(help="A channel, a vchannel or a collection.")],
+    channel: Annotated[str, typer.Argument(help="A channel, a vchannel, a collection or a topic.")],
     start: Annotated[TailStart, typer.Option("--from", help="Where to begin.")] = TailStart.earliest,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
@@ -77,32 +85,53 @@ def tail(
     async def show(wal: Wal) -> None:
         catalog = (await catalog_of(wal, Names(prefix))).state
         chosen = await _choose(wal, catalog, channel)
-        begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
-        shown = 0
-        async for name, entry in _merged(wal, chosen.channels, begin, follow, passing):
-            fields = _fields(name, entry, catalog, chosen, rows) if _fits(entry, passing) else None
-            if fields is None:
-                continue
-            typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
-            shown += 1
-            if shown == limit:
-                return
+        await show_records(
+            wal, catalog, chosen, start, where=passing, limit=limit, follow=follow, rows=rows, as_json=as_json
+        )
 
     over_log(url, show, read_only=True)
+
+
+async def show_records(
+    wal: Wal,
+    catalog: Catalog,
+    chosen: Chosen,
+    start: TailStart,
+    *,
+    limit: int | None,
+    follow: bool,
+    as_json: bool,
+    rows: int = 0,
+    where: RecordFilter | None = None,
+) -> None:
+    """Print the records that are `chosen`, and that pass `where`: up to `limit` of them, and `rows` rows of each."""
+    begin = From.EARLIEST if start is TailStart.earliest else From.LATEST
+    shown = 0
+    async for name, entry in _merged(wal, chosen.channels, begin, follow, where):
+        fields = _fields(name, entry, catalog, chosen, rows) if _fits(entry, where) else None
+        if fields is None:
+            continue
+        typer.echo(json.dumps(fields, default=plain) if as_json else _text(fields))
+        shown += 1
+        if shown == limit:
+            return
 
 
 async def _choose(wal: Wal, catalog: Catalog, name: str) -> Chosen:
     known = await wal.channels()
     if name in known:
         return Chosen([name])
-    collection = catalog.collections.get(name)
+    collection, topic = catalog.collections.get(name), catalog.topics.find(name)
+    if topic is not None and collection is None:
+        return Chosen.of_topic(topic)
     if collection is not None:
         return Chosen(sorted({pchannel_of(each) for each in collection.vchannels}), frozenset(collection.vchannels))
     if pchannel_of(name) in known:
         return Chosen([pchannel_of(name)], frozenset({name}))
-    there = ", ".join([*sorted(catalog.collections), *known]) or "none"
-    near = nearest(name, [*catalog.collections, *known])
-    raise ChannelNotFound(f"no channel or collection {name!r}{near}; there are: {there}", channel=name)
+    named = sorted([*catalog.collections, *(each.name for each in catalog.topics)])
+    there = ", ".join([*named, *known]) or "none"
+    near = nearest(name, [*named, *known])
+    raise ChannelNotFound(f"no channel, collection or topic {name!r}{near}; there are: {there}", channel=name)
 
 
 async def _merged(
@@ -160,6 +189,8 @@ def _fields(name: str, entry: Entry, catalog: Catalog, chosen: Chosen, rows: int
         return fields | {"type": "RAW", "ts": entry.timestamp, "time": shown_time(entry.timestamp)} | value
     if chosen.vchannels and record.vchannel and record.vchannel not in chosen.vchannels:
         return None
+    if chosen.messages and record.type is not RecordType.MESSAGE:
+        return None
     fields |= {"type": record.type.name, "ts": record.ts, "time": shown_time(record.ts)}
     if record.term:
         fields |= {"term": record.term, "cseq": record.cseq}
@@ -187,6 +218,8 @@ def _body(record: Record, catalog: Catalog, rows: int) -> dict[str, Any]:
         ends = {name: {"term": end.term, "cseq": end.cseq, "id": end.id.hex()} for name, end in cut.ends.items()}
         named = {"collection": cut.collection} if cut.collection else {}
         return {**named, "cut": cut.time, "ends": ends}
+    if record.type is RecordType.MESSAGE:
+        return shown_bytes("value", record.body)
     if record.type is not RecordType.ROWS:
         return {}
     return _rows(record, catalog, rows) if record.vchannel else shown_bytes("value", record.body)

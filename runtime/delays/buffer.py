@@ -12,7 +12,7 @@ BUFFER_BYTES: Final = 64 * 1024 * 1024
 OVERHEAD_BYTES: Final = 1024  # what a message costs beside its body, so that empty ones are bounded, too
 
 
-class Place(NamedTuple):
+class DelayedPlace(NamedTuple):
     """Of a record in the delay channel."""
 
     id: bytes
@@ -25,7 +25,7 @@ class Pending:
     """A message, or its cancellation, where it was read last; `at`: behind how many bytes of the delay channel."""
 
     message: DelayedMessage
-    place: Place
+    place: DelayedPlace
     at: int
 
     @property
@@ -48,7 +48,7 @@ class DelayBuffer:
         self._pending: dict[bytes, Pending] = {}
         self._order: list[bytes] = []  # a heap of ids; those that are not pending any more are skipped
         self._handed_out: list[bytes] = []
-        self._left_out: Place | None = None  # the first place of what was left out
+        self._left_out: DelayedPlace | None = None  # the first place of what was left out
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -66,7 +66,7 @@ class DelayBuffer:
         return DelayedId.from_bytes(self._order[0]).due if self._order else None
 
     @property
-    def first_place(self) -> Place | None:
+    def first_place(self) -> DelayedPlace | None:
         """The first place in the delay channel of anything that is pending; None for nothing."""
         places = [pending.place for pending in self._pending.values()]
         return min(places if self._left_out is None else [*places, self._left_out], default=None)

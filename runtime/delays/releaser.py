@@ -24,7 +24,7 @@ from ..ownership.channel_owner import ChannelOwner
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
 from ..waiting import ended
-from .buffer import DelayBuffer, Pending, Place
+from .buffer import DelayBuffer, DelayedPlace, Pending
 from .delayed import DelayedMessage, read_delayed, rewritten
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
@@ -142,7 +142,7 @@ class Releaser:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
             return
         if message is not None and record.term and not self._is_released(message):
-            self._buffer.add(Pending(message, Place(record.id, record.term, record.cseq), self._read_bytes))
+            self._buffer.add(Pending(message, DelayedPlace(record.id, record.term, record.cseq), self._read_bytes))
 
     def _is_released(self, message: DelayedMessage) -> bool:
         return message.id <= self._owner.source_offset(self._source, message.channel)
