@@ -14,10 +14,9 @@ from ...runtime.errors import InvalidRequest
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.record import DECODE_ERRORS, RecordType, Tags, TagValue
 from ...runtime.log.wal import Payload
-from ...runtime.ownership.batch import BATCH_TAGS, SOURCE, SOURCE_OFFSET
+from ...runtime.ownership.batch import OWNERS_TAGS
 from ...runtime.replicated.records import typed
 
-OWNER_TAGS = frozenset((*BATCH_TAGS, SOURCE, SOURCE_OFFSET))  # what owners read
 HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
 MESSAGES_MAX = 10_000  # of one `send`
 
@@ -81,7 +80,7 @@ class TopicPack(RecordPack):
 
 def _own(tags: Tags) -> Tags:
     """The tags that the sender gave."""
-    return {name: value for name, value in tags.items() if name not in OWNER_TAGS}
+    return {name: value for name, value in tags.items() if name not in OWNERS_TAGS}
 
 
 PlacedMessage: TypeAlias = tuple[int, bytes, Tags, bytes]
@@ -125,7 +124,7 @@ def header_bytes(key: bytes, tags: Tags) -> int:
 
 def check_header(key: bytes, tags: Tags) -> None:
     """Raise `InvalidRequest` where key and tags are over the limit, or tags have names that an owner gives."""
-    if taken := OWNER_TAGS.intersection(tags):
+    if taken := OWNERS_TAGS.intersection(tags):
         raise InvalidRequest(f"a tag of a message cannot be called {min(taken)}: owners use it", argument="tags")
     if (size := header_bytes(key, tags)) > HEADER_BYTES_MAX:
         raise InvalidRequest(

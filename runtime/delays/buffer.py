@@ -56,14 +56,14 @@ class DelayBuffer:
     @property
     def exhausted(self) -> bool:
         """Whether nothing is left to hand out, and something was left out: another pass tells what is next."""
-        return self.horizon is not None and self.next_due is None
+        return self.horizon is not None and self.next_due_ms is None
 
     @property
-    def next_due(self) -> int | None:
-        """The effective due time of what is due first; None where the buffer is empty."""
+    def next_due_ms(self) -> int | None:
+        """When the first is due by the wall clock; None where the buffer is empty."""
         while self._order and self._order[0] not in self._pending:
             heapq.heappop(self._order)
-        return DelayedId.from_bytes(self._order[0]).due if self._order else None
+        return self._pending[self._order[0]].message.due_ms if self._order else None
 
     @property
     def first_place(self) -> DelayedPlace | None:
@@ -108,14 +108,18 @@ class DelayBuffer:
     def _leave_out(self, pending: Pending) -> None:
         self._left_out = pending.place if self._left_out is None else min(self._left_out, pending.place)
 
-    def hand_out(self, upto: int, count: int, size: int) -> list[DelayedMessage]:
-        """The first messages with an effective due time at or below `upto`, each once: at most `count`, and no more
-        once they have `size` bytes. Cancelled ones are passed over. Call `finish` when the messages are released."""
+    def hand_out(self, upto: int, wall_ms: int, count: int, size: int) -> list[DelayedMessage]:
+        """The first messages with an effective due time at or below `upto`, up to the first one that is not due by the
+        wall clock; each once: at most `count`, and no more once they have `size` bytes. Cancelled ones are passed over.
+        Call `finish` when the messages are released."""
         found: list[DelayedMessage] = []
         end = DelayedId(upto + 1, 0, 0).to_bytes()
         while len(found) < count and size > 0 and self._order and self._order[0] < end:
-            id = heapq.heappop(self._order)
+            id = self._order[0]
             pending = self._pending.get(id)
+            if pending is not None and pending.message.due_ms > wall_ms:
+                break
+            heapq.heappop(self._order)
             if pending is None:
                 continue
             self._handed_out.append(id)

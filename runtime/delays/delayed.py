@@ -8,22 +8,22 @@ released: whatever is stored from now on comes behind all that was due by now.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from datetime import datetime
+from math import ceil
 from typing import Final, NamedTuple
 
 from ..arguments import checked
-from ..clock import compose, physical_ms, to_datetime, to_timestamp
+from ..clock import compose, physical_ms, to_timestamp
 from ..errors import BadRecord, InvalidRequest
-from ..log.record import Record, RecordType
-from ..ownership.batch import BATCH_TAGS
+from ..log.record import Record, RecordType, Tags, TagValue
+from ..ownership.batch import OWNERS_TAGS
 
 DELAY_MAX_MS: Final = 366 * 24 * 3600 * 1000
 CHANNEL, DUE = "tidewal.channel", "tidewal.due"  # tags of a delayed message, for which channel it is, and when, in ms
 ID, AT = "tidewal.id", "tidewal.at"  # tags of what is written again: a message's id, a cancellation's first timestamp
 
 _ID = struct.Struct(">QQI")
-_OWN_TAGS = frozenset({CHANNEL, DUE, ID, *BATCH_TAGS})  # which the message in its channel does not have
+_OWN_TAGS = frozenset({CHANNEL, DUE, ID, *OWNERS_TAGS})  # which the message in its channel does not have
 
 
 class DelayedId(NamedTuple):
@@ -52,26 +52,30 @@ class DelayedId(NamedTuple):
 
 
 class DelayedMessage(NamedTuple):
-    """A message that is due later, as it will be in `channel`; without a record it was cancelled."""
+    """A message that is due later, as it will be in `channel`, not before the wall clock is at `due_ms`; without a
+    record it was cancelled."""
 
     id: bytes
     channel: str
     record: Record | None
+    due_ms: int = 0
     cancelled: int = 0  # at which timestamp
 
 
 def due_ms(deliver_at: datetime | None, deliver_after_s: float | None, now_ms: int) -> int:
-    """When a message is due, ms since 1970. Raises `InvalidRequest` unless one of both is given, for a moment without
-    a time zone, and for one more than 366 days ahead. What is due in the past is due now."""
+    """When a message is due, ms since 1970, rounded up. Raises `InvalidRequest` unless one of both is given, for a
+    moment without a time zone, and for one more than 366 days ahead."""
     if (deliver_at is None) == (deliver_after_s is None):
         raise InvalidRequest("say when the messages are due: either deliver_at or deliver_after_s")
     if deliver_at is not None:
-        due = physical_ms(to_timestamp(deliver_at))
+        due = physical_ms(to_timestamp(deliver_at)) + bool(deliver_at.microsecond % 1000)
+    elif deliver_after_s is not None and 0 <= deliver_after_s < DELAY_MAX_MS:
+        due = now_ms + 1 + ceil(deliver_after_s * 1000)  # `now_ms` was rounded down
     else:
-        due = now_ms + round((deliver_after_s or 0.0) * 1000)
+        raise InvalidRequest(f"deliver_after_s is {deliver_after_s}, and must be from 0 to 366 days in seconds")
     if due > now_ms + DELAY_MAX_MS:
-        raise InvalidRequest(f"{to_datetime(compose(due)).isoformat()} is more than 366 days ahead")
-    return max(due, now_ms)
+        raise InvalidRequest("the messages are due more than 366 days ahead: schedule them later")
+    return due
 
 
 def delayed_record(channel: str, record: Record, due_ms: int) -> Record:
@@ -79,7 +83,24 @@ def delayed_record(channel: str, record: Record, due_ms: int) -> Record:
     data."""
     if record.type is not RecordType.ROWS:
         raise InvalidRequest(f"a record of type {record.type.name} cannot be delayed: only ROWS can")
-    return replace(record, type=RecordType.DELAYED, tags={**record.tags, CHANNEL: channel, DUE: due_ms})
+    return _with_tags(record, RecordType.DELAYED, {**_users_tags(record), CHANNEL: channel, DUE: due_ms})
+
+
+def _users_tags(record: Record) -> dict[str, TagValue]:
+    return {name: value for name, value in record.tags.items() if name not in _OWN_TAGS}
+
+
+def _with_tags(record: Record, kind: RecordType, tags: Tags) -> Record:
+    """A record with the content of `record`, and nothing of its stamps: it may be one that was read."""
+    return Record(
+        kind,
+        vchannel=record.vchannel,
+        key=record.key,
+        tags=tags,
+        trace=record.trace,
+        schema_version=record.schema_version,
+        body=record.body,
+    )
 
 
 def cancellation(id: bytes) -> Record:
@@ -92,8 +113,8 @@ def rewritten(message: DelayedMessage) -> Record:
     """The record of a delay channel that says the same of `message` as those before, under the same id."""
     if message.record is None:
         return Record(RecordType.CANCELLED, key=message.id, tags={AT: message.cancelled})
-    tags = {**message.record.tags, CHANNEL: message.channel, ID: message.id}
-    return replace(message.record, type=RecordType.DELAYED, tags=tags)
+    tags = {**message.record.tags, CHANNEL: message.channel, DUE: message.due_ms, ID: message.id}
+    return _with_tags(message.record, RecordType.DELAYED, tags)
 
 
 def read_delayed(record: Record) -> DelayedMessage | None:
@@ -104,19 +125,15 @@ def read_delayed(record: Record) -> DelayedMessage | None:
     if record.type is not RecordType.DELAYED:
         return None
     id, channel, due = (record.tags.get(tag) for tag in (ID, CHANNEL, DUE))
-    if isinstance(due, int):
-        id = DelayedId.of(due, record.ts, record.part.number if record.part is not None else 0).to_bytes()
-    if not isinstance(channel, str) or not isinstance(id, bytes):
+    if not isinstance(channel, str) or not isinstance(due, int):
         raise BadRecord("a delayed message without its channel or its due time", reason="header")
-    tags = {name: value for name, value in record.tags.items() if name not in _OWN_TAGS}
-    message = Record(
-        RecordType.ROWS, vchannel=record.vchannel, key=record.key, tags=tags, trace=record.trace, body=record.body
-    )
-    return DelayedMessage(id, channel, message)
+    if not isinstance(id, bytes):
+        id = DelayedId.of(due, record.ts, record.part.number if record.part is not None else 0).to_bytes()
+    return DelayedMessage(id, channel, _with_tags(record, RecordType.ROWS, _users_tags(record)), due)
 
 
 def _read_cancellation(record: Record) -> DelayedMessage | None:
     id, at = bytes(record.key), record.tags.get(AT, record.ts)
     if len(id) != _ID.size or not isinstance(at, int):
         raise BadRecord("a cancellation without the id of a message", reason="header")
-    return DelayedMessage(id, "", None, at) if at < DelayedId.from_bytes(id).due else None
+    return DelayedMessage(id, "", None, cancelled=at) if at < DelayedId.from_bytes(id).due else None

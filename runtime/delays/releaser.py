@@ -3,7 +3,8 @@
 It reads the delay channel as any reader does, asks the owner for a time up to which nothing follows there, and appends
 what is due by then, by the log's time and by the wall clock, in the order of ids. Toward each channel it is a source
 whose offsets are these ids (`ChannelOwner.append_from`): so whatever happens to it, each message is there once, and in
-order, and the channel itself says how far it has come. It stores nothing of its own.
+order, and the channel itself says how far it has come. What retention removes of a channel, or who drops it, takes that
+along: so its owner also stores now and then up to which id all is `done`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeVar
 
-from ..clock import HybridClock, compose
+from ..clock import HybridClock
 from ..errors import BadRecord, ChannelNotFound, MessageTooLarge, OutcomeUnknown, TidewalError, Unavailable
 from ..log.record import Record
 from ..log.wal import Entry, From, FromId, Wal
@@ -30,7 +31,7 @@ from .delayed import DelayedMessage, read_delayed, rewritten
 RELEASED_AT_ONCE: Final = 2_000  # messages
 RELEASED_BYTES: Final = 4 * 1024 * 1024  # about: below what every log takes at once
 LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
-LEAST_S: Final = 0.001  # between two looks, where log time is behind the wall clock
+LEAST_S: Final = 0.005  # between two looks, where log time is behind the wall clock
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
 TRUNCATE_S: Final = 10.0  # between two looks at what the delay channel needs no more
@@ -67,12 +68,14 @@ class Releaser:
         refused: Refused,
         *,
         buffer_bytes: int,
+        done: bytes,
     ) -> None:
         self.counts: DelayCounts = DelayCounts()
         self._wal, self._owner, self._channel, self._source = wal, owner, channel, source
         self._clock, self._refused = clock, refused
         self._buffer_bytes = buffer_bytes
-        self._buffer = DelayBuffer(buffer_bytes)
+        self._truncated_s = clock.clock.monotonic()
+        self._buffer = DelayBuffer(buffer_bytes, done)
         self._start_pass()  # so that there is one
 
     def _start_pass(self) -> None:
@@ -81,10 +84,15 @@ class Releaser:
         self._buffer = DelayBuffer(self._buffer_bytes, self._buffer.done)
         after = (first.term, first.cseq - 1) if first is not None else (0, 0)
         self._reader = ChannelReader(self._channel, on_bad=self._bad, after=after)
+        self._place = DelayedPlace(b"", 0, 0)
         self._read_bytes = 0
         self._moved = asyncio.Event()  # more was read
-        self._truncated_s = self._clock.clock.monotonic()
         self._rewritten_to = 0
+
+    @property
+    def done(self) -> bytes:
+        """All that is due up to this id is in its channel, or was refused."""
+        return self._buffer.done
 
     @property
     def pending(self) -> int:
@@ -119,7 +127,7 @@ class Releaser:
                     read.result()
                     return
                 time = await self._read_to_now(read)
-                await self._release_due(min(time, compose(self._clock.clock.wall_ms() + 1) - 1))
+                await self._release_due(time)
                 await self._tidy()
                 await self._until_due()
         finally:
@@ -131,6 +139,9 @@ class Releaser:
         async with reading(self._wal, self._channel, self._start) as batches:
             async for entries in batches:
                 for record in self._reader.accept(entries):
+                    # from its middle a batch cannot be read again by a process that begins there
+                    if record.part is None or record.part.number == 0:
+                        self._place = DelayedPlace(record.id, record.term, record.cseq)
                     self._take(record)
                 self._read_bytes += sum(len(entry.payload) for entry in entries)
                 self._moved.set()
@@ -142,7 +153,7 @@ class Releaser:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
             return
         if message is not None and record.term and not self._is_released(message):
-            self._buffer.add(Pending(message, DelayedPlace(record.id, record.term, record.cseq), self._read_bytes))
+            self._buffer.add(Pending(message, self._place, self._read_bytes))
 
     def _is_released(self, message: DelayedMessage) -> bool:
         return message.id <= self._owner.source_offset(self._source, message.channel)
@@ -166,8 +177,8 @@ class Releaser:
 
     async def _until_due(self) -> None:
         """Wait until the next message is due, or another one was read."""
-        due = self._buffer.next_due
-        wait_s = LOOK_S if due is None else (due - compose(self._clock.clock.wall_ms())) / compose(1000)
+        due_ms = self._buffer.next_due_ms
+        wait_s = LOOK_S if due_ms is None else (due_ms - self._clock.clock.wall_ms()) / 1000
         self._moved.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(LOOK_S, max(LEAST_S, wait_s))):
@@ -179,7 +190,8 @@ class Releaser:
         """Append what is due, channel by channel side by side, in the order of ids within each."""
         messages: list[DelayedMessage] | None = None
         while messages is None or messages:
-            messages = self._buffer.hand_out(upto, RELEASED_AT_ONCE, RELEASED_BYTES)
+            wall_ms = self._clock.clock.wall_ms()
+            messages = self._buffer.hand_out(upto, wall_ms, RELEASED_AT_ONCE, RELEASED_BYTES)
             by_channel = groupby(sorted(messages, key=lambda each: (each.channel, each.id)), lambda each: each.channel)
             releases = [self._release(channel, list(batch)) for channel, batch in by_channel]
             for result in await asyncio.gather(*releases, return_exceptions=True):
@@ -196,7 +208,8 @@ class Releaser:
                 for message in messages:
                     await self._release(channel, [message])
             else:
-                await self._refused(messages[0], str(error))
+                reason = str(error)
+                await self._patiently(lambda: self._refused(messages[0], reason))
                 self.counts.refused += 1
 
     async def _append(self, channel: str, messages: Sequence[DelayedMessage]) -> None:

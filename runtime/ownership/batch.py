@@ -18,9 +18,9 @@ from .producers import BatchOutcome
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
 BATCH_CHANNELS = "batch_channels"  # tag: how many channels the batch is for, where that is more than one
 BATCH_DIGEST = "batch_digest"  # tag: the producer's digest of the content, for the same
-BATCH_TAGS = (BATCH_ROWS, BATCH_CHANNELS, BATCH_DIGEST)
 SOURCE = "tidewal.source"  # tag: the source of a record that has one, see `ProducerTable`
 SOURCE_OFFSET = "tidewal.offset"  # tag: its offset there
+OWNERS_TAGS = frozenset({BATCH_ROWS, BATCH_CHANNELS, BATCH_DIGEST, SOURCE, SOURCE_OFFSET})
 
 RecordKey = tuple[int, int]  # term, cseq: of a record in its channel
 
@@ -159,6 +159,8 @@ def prepared(
         tags[BATCH_CHANNELS] = channels
     result: list[Record] = []
     for channel, record in records:
+        if SOURCE in record.tags:  # of one that was read, and is sent on: it has no source here
+            record = replace(record, tags={name: tag for name, tag in record.tags.items() if name not in OWNERS_TAGS})
         if producer and record.producer != producer:
             record = replace(record, producer=producer, pseq=pseq, tags={**record.tags, **tags})
         if record.part is None and sizes[channel] > 1:

@@ -65,10 +65,15 @@ class ProducerDelays:
         """How many messages are known to wait."""
         return self._releaser.pending if self._releaser is not None else 0
 
-    def start(self, owner: ChannelOwner, failed: Callable[[TidewalError], Awaitable[None]]) -> None:
-        """Release what is due. `failed` is called with an error that does not pass."""
+    @property
+    def done(self) -> bytes:
+        """All that is due up to this id was released; b"" where that is not known."""
+        return self._releaser.done if self._releaser is not None else b""
+
+    def start(self, owner: ChannelOwner, done: bytes, failed: Callable[[TidewalError], Awaitable[None]]) -> None:
+        """Release what is due behind the id `done`. `failed` is called with an error that does not pass."""
         self._releaser = Releaser(
-            self._wal, owner, self.channel, self.channel, self._clock, self._keep, buffer_bytes=BUFFER_BYTES
+            self._wal, owner, self.channel, self.channel, self._clock, self._keep, buffer_bytes=BUFFER_BYTES, done=done
         )
         self._releasing = asyncio.create_task(self._release(self._releaser, failed), name=f"delays of {self._name}")
 

@@ -18,10 +18,10 @@ async def test_a_tail_of_a_channel_that_retention_has_emptied_ends(backend: Any)
     await wal.create_channel("orders", ChannelPolicy())
     for number in range(3):
         await wal.append("orders", b"%d" % number)
-    found = [entry.payload async for _, entry in _merged(wal, ["orders"], From.EARLIEST, follow=False)]
+    found = [entry.payload async for _, entry in _merged(wal, ["orders"], From.EARLIEST, False, None)]
     assert [bytes(payload) for payload in found] == [b"0", b"1", b"2"]
     await backend.remove_all(wal, "orders")
-    assert [entry async for _, entry in _merged(wal, ["orders"], From.EARLIEST, follow=False)] == []
+    assert [entry async for _, entry in _merged(wal, ["orders"], From.EARLIEST, False, None)] == []
 
 
 async def test_a_log_without_a_node_is_opened_with_the_limits_of_the_environment(

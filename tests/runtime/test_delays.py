@@ -6,7 +6,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,7 +21,7 @@ from tidewal.runtime.delays.delayed import DelayedId, cancellation, delayed_reco
 from tidewal.runtime.errors import InvalidRequest, TidewalError
 from tidewal.runtime.log.record import Record, RecordType, decode, stamp
 from tidewal.runtime.log.wal import Append, Entry, From, OnAppended, Start
-from tidewal.runtime.ownership import producer_delays
+from tidewal.runtime.ownership import channel_owner, producer_delays
 from tidewal.runtime.ownership.producer import Producer, open_producer
 from tidewal.runtime.streams.channel_reader import ChannelReader
 from tidewal.runtime.streams.open_stream import open_stream
@@ -298,6 +299,96 @@ def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch
         async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock)):
             [found] = await delivered(wal, 1, ["orders-1"])
             assert found.tags["tidewal.offset"] == far
+
+    run_virtual(main(), clock)
+
+
+def opened(
+    log: MemoryLog, clock: VirtualClock, channels: Sequence[str] = CHANNELS
+) -> AbstractAsyncContextManager[Producer]:
+    """The producer of these tests, in its next process."""
+    return open_producer(MemoryWal(log), "shop", channels, clock=clock_of(clock), delays=True)
+
+
+def test_the_rest_of_a_call_is_sent_whatever_of_it_was_dealt_with_before(monkeypatch: pytest.MonkeyPatch):
+    """The delay channel is let go of below whole calls only: a reader drops what has lost its beginning."""
+    defaults: dict[str, object] = channel_owner.ChannelOwner.__init__.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
+    monkeypatch.setitem(defaults, "snapshot_records", 3)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with opened(log, clock) as producer:
+            first, _ = await producer.schedule([("orders-0", b"never"), ("orders-0", b"rest")], deliver_after_s=300)
+            assert await producer.cancel(first)
+            for _ in range(10):
+                await producer.schedule([("orders-1", b"x")], deliver_after_s=1)
+                await asyncio.sleep(10)
+            described = await MemoryWal(log).describe("producer-shop.delays")
+            assert described.first_id == int.to_bytes(2, 8, "big"), "the fence before the call is let go of"
+        async with opened(log, clock):
+            await asyncio.sleep(400)
+        assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"rest"]
+
+    run_virtual(main(), clock)
+
+
+def test_what_was_dealt_with_is_not_sent_again_where_its_channel_knows_nothing_of_it():
+    """Retention has removed it, or the channel was dropped and made again; a dead letter stays one."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        async with opened(log, clock) as producer:
+            await producer.schedule([("orders-0", b"one"), ("orders-1", b"two")], deliver_after_s=1)
+            await asyncio.sleep(60)
+            await producer.schedule([("orders-1", b"letter")], deliver_after_s=10)
+        latest = await wal.latest_id("orders-0")
+        assert latest is not None
+        await wal.truncate("orders-0", latest)
+        await wal.drop_channel("orders-1")
+        for channels in (["orders-0"], ["orders-0"], CHANNELS):
+            async with opened(log, clock, channels):
+                await asyncio.sleep(60)
+        assert not stored(log, "orders-0")
+        assert not stored(log, "orders-1")
+        assert len(log.channels["producer-shop.dead_letters"].entries) == 1
+
+    run_virtual(main(), clock)
+
+
+def test_a_batch_may_be_repeated_when_it_is_due_already():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with opened(log, clock) as producer:
+            at = to_datetime(clock_of(clock).now()) + timedelta(seconds=2)
+            first = await producer.schedule([("orders-0", b"one")], deliver_at=at, sequence=1)
+            await asyncio.sleep(5)
+            assert await producer.schedule([("orders-0", b"one")], deliver_at=at, sequence=1) == first
+
+    run_virtual(main(), clock)
+
+
+def test_a_record_that_was_read_is_scheduled_and_sent_as_a_new_one():
+    """What its owner has stamped on it says nothing of the new one: parts, numbers, sources."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        async with opened(log, clock) as producer:
+            await producer.send([("orders-0", b"a"), ("orders-0", Record(RecordType.ROWS, key=b"k", schema_version=7))])
+            [_, read] = await delivered(MemoryWal(log), 2, ["orders-0"])
+            await producer.schedule([("orders-1", read)], deliver_after_s=1)
+            [sent] = await delivered(MemoryWal(log), 1, ["orders-1"])
+            assert (sent.key, sent.schema_version, sent.producer, sent.part) == (b"k", 7, "", None)
+            await producer.send([("orders-0", replace(sent, tags={**sent.tags, "tidewal.offset": b"\xff" * 20}))])
+        async with opened(log, clock) as producer:
+            await producer.schedule([("orders-0", b"next")], deliver_after_s=1)
+            found = await delivered(MemoryWal(log), 4, ["orders-0"])
+            assert bytes(found[-1].body) == b"next"
 
     run_virtual(main(), clock)
 
