@@ -31,6 +31,7 @@ from ..runtime.errors import (
     TopicNotFound,
     of_unknown_outcome,
 )
+from ..runtime.groups.group_filter import check_group_filter
 from ..runtime.log.names import Names
 from ..runtime.log.record import TagValue
 from ..runtime.log.wal import From, Payload, Wal
@@ -334,13 +335,16 @@ class Client:
         group: str,
         *,
         start: From = From.EARLIEST,
+        where: str | None = None,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
         deadline_s: float = DEADLINE_S,
     ) -> TopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
-        group without a position in a partition begins at `start`; `reset_to` and `session_timeout_s` are those of
-        `Wal.join`. Raises `TopicNotFound`, and `Unsupported` on a log without groups."""
+        group without a position in a partition begins at `start`; `where` is its filter over the tags of messages, as
+        that of `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`. Raises `TopicNotFound`,
+        `InvalidFilter`, and `Unsupported` on a log without groups."""
+        check_group_filter(where)
         named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
@@ -357,7 +361,7 @@ class Client:
             await member.aclose()
             raise
         describe = partial(self._described_topic, deadline_s=deadline_s)
-        return TopicMember(self._wal, member, self._names, found, fences, describe)
+        return TopicMember(self._wal, member, self._names, found, fences, describe, where)
 
     async def _described_topic(self, name: str, deadline_s: float) -> tuple[Topic, Mapping[str, Mapping[int, bytes]]]:
         values = (await self._rpc.call("mixcoord", "describe_topic", {"name": name}, deadline_s=deadline_s)).values

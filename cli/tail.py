@@ -32,6 +32,11 @@ from .results import JsonLines, plain, shown_bytes
 if TYPE_CHECKING:
     from ..runtime.filters.record_filter import RecordFilter
 
+Where = Annotated[
+    str | None,
+    typer.Option(help="Only records whose tags and header fields fit this filter: 'priority > 3 and _key == \"a\"'."),
+]
+
 HELD_ENTRIES = 256  # read ahead of what is printed
 
 
@@ -65,12 +70,7 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
     rows: Annotated[int, typer.Option(min=0, help="Rows shown of each record.")] = 5,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            help="Only records whose tags and header fields fit this filter: 'priority > 3 and _key == \"a\"'."
-        ),
-    ] = None,
+    where: Where = None,
     as_json: JsonLines = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..runtime.catalog.topics import RETENTION_S, Topic
+from ..runtime.filters.subscription import filter_of
 from ..runtime.log.names import DEFAULT_PREFIX, Names
 from ..runtime.log.wal import Wal
 from .collections import Yes, ask
@@ -16,7 +17,7 @@ from .logging_setup import logged
 from .open_log import LogUrl, NodeUrl, Prefix, catalog_of, shown_time
 from .results import AsJson, JsonLines, print_rows
 from .send import NONE, given_messages, lines_of_stdin, tag_of
-from .tail import Chosen, TailStart, show_records
+from .tail import Chosen, TailStart, Where, show_records
 
 if TYPE_CHECKING:
     from ..actors.client import Client
@@ -130,6 +131,7 @@ def tail(
     start: Annotated[TailStart, typer.Option("--from", help="Where to begin.")] = TailStart.earliest,
     limit: Annotated[int | None, typer.Option(min=1, help="End after so many messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for more at the end.")] = True,
+    where: Where = None,
     as_json: JsonLines = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
@@ -138,10 +140,12 @@ def tail(
     Needs no node. The order within a partition is the log's; those of several appear as they are read.
     """
 
+    passing = filter_of(where)
+
     async def show(wal: Wal) -> None:
         catalog = (await catalog_of(wal, Names(prefix))).state
         chosen = Chosen.of_topic(catalog.topics.ready(topic))
-        await show_records(wal, catalog, chosen, start, limit=limit, follow=follow, as_json=as_json)
+        await show_records(wal, catalog, chosen, start, where=passing, limit=limit, follow=follow, as_json=as_json)
 
     over_log(url, show, read_only=True)
 

@@ -42,8 +42,9 @@ class TopicMember(RecordMember):
         topics: Sequence[Topic],
         fences: dict[str, Mapping[int, bytes]],
         describe: Describe,
+        where: str | None = None,
     ) -> None:
-        super().__init__(wal, member, dead_letters=names.group_dead_letters, fences=fences)
+        super().__init__(wal, member, dead_letters=names.group_dead_letters, fences=fences, where=where)
         self._names, self._topics, self._known_fences, self._describe = names, topics, fences, describe
         self._places = {
             channel: (topic.name, number) for topic in topics for number, channel in enumerate(topic.pchannels)
@@ -70,7 +71,8 @@ class TopicMember(RecordMember):
                 raise self._dropped from None
             raise
         topic, partition = self._places[pack.channel]
-        return TopicPack(**{each.name: getattr(pack, each.name) for each in _FIELDS}, topic=topic, partition=partition)
+        records = {each.name: getattr(pack, each.name) for each in _FIELDS}
+        return TopicPack(**records, topic=topic, partition=partition, where=self._filter)
 
     @checked
     async def commit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import msgpack
 
@@ -16,6 +16,9 @@ from ...runtime.log.record import DECODE_ERRORS, RecordType, Tags, TagValue
 from ...runtime.log.wal import Payload
 from ...runtime.ownership.batch import OWNERS_TAGS
 from ...runtime.replicated.records import typed
+
+if TYPE_CHECKING:
+    from ...runtime.filters.record_filter import RecordFilter
 
 HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
 MESSAGES_MAX = 10_000  # of one `send`
@@ -63,18 +66,20 @@ class TopicMessage:
 
 @dataclass(frozen=True)
 class TopicPack(RecordPack):
-    """A `RecordPack` of one partition of a topic."""
+    """A `RecordPack` of one partition of a topic, read with the filter `where`."""
 
     topic: str = ""
     partition: int = 0
+    where: RecordFilter | None = None
 
     @cached_property
     def messages(self) -> list[TopicMessage]:
-        """The messages, in the order of the partition."""
+        """The messages that pass the filter, in the order of the partition: of a batch, whose records are here whole,
+        these alone."""
         return [
             TopicMessage(self.topic, self.partition, each.key, _own(each.tags), each.body, each.ts, each.id)
             for each in self.records
-            if each.type is RecordType.MESSAGE
+            if each.type is RecordType.MESSAGE and (self.where is None or self.where.holds(each))
         ]
 
 

@@ -17,6 +17,8 @@ from tidewal.actors.topics.messages import pack_messages
 from tidewal.runtime.catalog.cuts import Cut
 from tidewal.runtime.errors import (
     Fenced,
+    GroupFilterMismatch,
+    InvalidFilter,
     InvalidRequest,
     MessageTooLarge,
     Overloaded,
@@ -276,6 +278,24 @@ async def test_results_are_committed_to_channels_without_an_owner_only(home) -> 
                 await member.acknowledge(await anext(member))
         found = [bytes(each.payload) for each in await anext(node.wal.read("squares", tidewal.From.EARLIEST))]
         assert found == [b"4", b"9"]
+
+
+async def test_a_group_with_a_filter_gets_the_messages_that_pass(home) -> None:
+    """Also of one batch; and its position goes on over the others."""
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        many = [tidewal.Message(b"%d" % number, tags={"country": "se" if number % 3 else "dk"}) for number in range(9)]
+        await client.send("orders", many)
+        await client.send("orders", "last", tags={"country": "se"})
+        async with await client.subscribe("orders", "sweden", where='country == "se"') as member:
+            got = await read(member, 7)
+            assert [body for _, body in got[0]] == [b"1", b"2", b"4", b"5", b"7", b"8", b"last"]
+        with pytest.raises(InvalidFilter):
+            await client.subscribe("orders", "sweden", where="country ==")
+        async with await client.subscribe("orders", "sweden", where='country == "dk"') as member:
+            await client.send("orders", "more", tags={"country": "dk"})
+            with pytest.raises(GroupFilterMismatch):
+                await anext(member)
 
 
 def test_a_script_sends_and_reads_without_await(tmp_path) -> None:

@@ -39,6 +39,8 @@ def test_a_topic_is_created_shown_written_read_and_dropped(command: Command, log
     assert {each["ts"] for each in tailed} == {sent["ts"]}
     beside = [json.loads(line) for line in command("tail", log, "orders", "--no-follow", "--json").out.splitlines()]
     assert beside == tailed
+    filtered = command("topics", "tail", log, "orders", "--no-follow", "--json", "--where", '_key == "k" and t == "2"')
+    assert filtered.out == ""
     unsure = command("topics", "drop", log, "orders")
     assert (unsure.status, "--yes" in unsure.err) == (2, True)
     assert command("topics", "drop", log, "orders", "--yes").status == 0
