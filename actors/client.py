@@ -46,6 +46,7 @@ from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
 from .topics.member import TopicMember
 from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pack_messages
+from .topics.send_turns import SendTurns
 from .topics.sender import TopicSender, messages_of
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
@@ -141,7 +142,11 @@ class Client:
         self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
         self._collections: dict[str, Collection] = {}
         self._topics: dict[str, Topic] = {}
+        self._sends = itertools.count(1)  # in the order of calls
+        self._send_turns: dict[str, SendTurns] = {}  # by topic
         self._sender = TopicSender(self._rpc.name)
+        self._sends = itertools.count(1)  # in the order of calls
+        self._send_turns: dict[str, SendTurns] = {}  # by topic
         self._session: dict[str, int] = {}
         self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # while writes wait for that
 
@@ -317,16 +322,34 @@ class Client:
         message to which of so many partitions it goes. Messages of one client are in a partition in the order of its
         calls, and those of one call all or none. Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
         listed = messages_of(messages, key, tags)
+        turns, number = self._send_turns.setdefault(topic, SendTurns()), next(self._sends)
         known = self._topics.get(topic)
-        if known is not None and _turn_of(topic) not in self._describing:
+        if known is not None and turns.free:
             try:
-                return await self._send_to(known, listed, partitioner, deadline_s)
+                return await self._send_in_turn(turns, number, known, listed, partitioner, deadline_s)
             except TopicNotFound as error:
-                self._topics.pop(topic, None)
                 if error.fields.get("outcome_unknown"):
                     raise
-        found = await self._topic_in_turn(topic, deadline_s)
-        return await self._send_to(found, listed, partitioner, deadline_s)
+        found = await self._topic_in_turn(turns, number, topic, deadline_s)
+        return await self._send_in_turn(turns, number, found, listed, partitioner, deadline_s)
+
+    async def _send_in_turn(
+        self,
+        turns: SendTurns,
+        number: int,
+        topic: Topic,
+        messages: Sequence[Message],
+        partitioner: Partitioner | None,
+        deadline_s: float,
+    ) -> SendResult:
+        with turns.under_way(number, topic.id):
+            try:
+                return await self._send_to(topic, messages, partitioner, deadline_s)
+            except TopicNotFound:
+                turns.refused(topic.id)
+                if self._topics.get(topic.name) == topic:
+                    del self._topics[topic.name]
+                raise
 
     @checked
     async def subscribe(
@@ -368,10 +391,15 @@ class Client:
         fences = {channel: dict(each) for channel, each in values["fences"].items()}
         return self._know_topic(Topic.from_wire(values["topic"])), fences
 
-    async def _topic_in_turn(self, name: str, deadline_s: float) -> Topic:
-        """The topic `name`. Calls that do not know it yet go on in their order, as for collections."""
-        async with self._asking_in_turn(_turn_of(name), deadline_s) as left_s:
-            return self._topics.get(name) or (await self._described_topic(name, left_s))[0]
+    async def _topic_in_turn(self, turns: SendTurns, number: int, name: str, deadline_s: float) -> Topic:
+        """The topic `name`, when it is this send's turn. The caller sends without waiting before."""
+        try:
+            async with asyncio.timeout(deadline_s), turns.turn(number):
+                return self._topics.get(name) or (await self._described_topic(name, deadline_s))[0]
+        except TimeoutError as error:
+            if isinstance(error, TidewalError):
+                raise
+            raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
 
     def _know_topic(self, topic: Topic) -> Topic:
         self._topics[topic.name] = topic
@@ -696,11 +724,6 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
-
-
-def _turn_of(topic: str) -> str:
-    """By what name calls wait for the description of a topic: one that no collection has."""
-    return f"topic {topic}"
 
 
 def _listed(keys: object) -> list[object]:

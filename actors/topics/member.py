@@ -49,6 +49,7 @@ class TopicMember(RecordMember):
         self._places = {
             channel: (topic.name, number) for topic in topics for number, channel in enumerate(topic.pchannels)
         }
+        self._closed = False
         self._dropped: TopicNotFound | None = None
         self._watching = asyncio.create_task(self._watch())
 
@@ -66,7 +67,8 @@ class TopicMember(RecordMember):
         try:
             pack = await super().__anext__()
         except (StopAsyncIteration, ChannelNotFound):
-            await self._look()
+            if not self._closed:
+                await self._look()
             if self._dropped is not None:
                 raise self._dropped from None
             raise
@@ -93,6 +95,7 @@ class TopicMember(RecordMember):
 
     async def aclose(self) -> None:
         """`GroupMember.aclose`."""
+        self._closed = True
         await ended(self._watching)
         await super().aclose()
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
 MESSAGES_MAX = 10_000  # of one `send`
+_TAG_VALUES = (str, int, float, bytes, type(None))
 
 
 @checked_fields()
@@ -117,21 +118,30 @@ def check_count(messages: int) -> None:
 
 
 def bytes_of(value: bytes | str | None) -> bytes:
-    """What is sent of a body or a key."""
-    return b"" if value is None else value.encode() if isinstance(value, str) else value
+    """What is sent of a body or a key. Raises `InvalidRequest` for a text that is not UTF-8 (a lone surrogate)."""
+    try:
+        return b"" if value is None else value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"a text of a message is no UTF-8: {error}", argument="messages") from error
 
 
 def header_bytes(key: bytes, tags: Tags) -> int:
-    """How much key and tags take in a message."""
-    texts = (len(str(value).encode()) if not isinstance(value, bytes) else len(value) for value in tags.values())
-    return len(key) + sum(len(name.encode()) for name in tags) + sum(texts)
+    """How much key and tags take in a message. Raises `InvalidRequest` for tags that no record has."""
+    given = cast("Mapping[object, object]", tags)  # of a client, or of a request
+    if not all(isinstance(name, str) and isinstance(value, _TAG_VALUES) for name, value in given.items()):
+        raise InvalidRequest("tags of a message map texts to texts, numbers, bytes or None", argument="tags")
+    try:
+        return len(cast(bytes, msgpack.packb((key, dict(tags)))))
+    except (ValueError, OverflowError) as error:  # no UTF-8, or more than 64 bits
+        raise InvalidRequest(f"a tag of a message cannot be sent: {error}", argument="tags") from error
 
 
 def check_header(key: bytes, tags: Tags) -> None:
-    """Raise `InvalidRequest` where key and tags are over the limit, or tags have names that an owner gives."""
-    if taken := OWNERS_TAGS.intersection(tags):
-        raise InvalidRequest(f"a tag of a message cannot be called {min(taken)}: owners use it", argument="tags")
+    """Raise `InvalidRequest` where key and tags are over the limit, or tags have names that an owner gives, or values
+    that no record has."""
     if (size := header_bytes(key, tags)) > HEADER_BYTES_MAX:
         raise InvalidRequest(
             f"key and tags of a message take {size} bytes, over {HEADER_BYTES_MAX}: put what is large into its body"
         )
+    if taken := OWNERS_TAGS.intersection(tags):
+        raise InvalidRequest(f"a tag of a message cannot be called {min(taken)}: owners use it", argument="tags")

@@ -28,6 +28,7 @@ class SyncTopicMember(Iterator[TopicPack]):
     def __init__(self, member: TopicMember, wait: WaitFor) -> None:
         """For `SyncClient.subscribe`."""
         self._member, self._wait = member, wait
+        self._receiving = asyncio.Lock()  # threads take turns: each pack is one's
         self._next: asyncio.Future[TopicPack | None] | None = None  # on the client's loop, where `receive` has given up
 
     def __enter__(self) -> SyncTopicMember:
@@ -51,13 +52,17 @@ class SyncTopicMember(Iterator[TopicPack]):
         return self._wait(self._receive(timeout_s))
 
     async def _receive(self, timeout_s: float | None) -> TopicPack | None:
-        task = self._next or asyncio.ensure_future(anext(self._member, None))
-        self._next = task
-        done, _ = await asyncio.wait([task], timeout=timeout_s)
-        if not done:
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit, self._receiving:
+                self._next = task = self._next or asyncio.ensure_future(anext(self._member, None))
+                await asyncio.wait([task])
+                self._next = None
+                return task.result()
+        except TimeoutError:
+            if not limit.expired():
+                raise
             return None
-        self._next = None
-        return task.result()
 
     def acknowledge(self, delivered: RecordPack, *, metadata: bytes | None = None) -> None:
         """`RecordMember.acknowledge`."""

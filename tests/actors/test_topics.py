@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import pytest
 
 import tidewal
@@ -296,6 +298,77 @@ async def test_a_group_with_a_filter_gets_the_messages_that_pass(home) -> None:
             await client.send("orders", "more", tags={"country": "dk"})
             with pytest.raises(GroupFilterMismatch):
                 await anext(member)
+
+
+@pytest.mark.parametrize("round", range(3))
+async def test_sends_keep_their_order_over_a_topic_that_is_made_again(home, round: int) -> None:
+    """Those that the old one refused go before what was called after them."""
+    async with home.node() as node, node.client() as one, node.client() as two:
+        await one.create_topic("orders", 1)
+        await two.send("orders", "of the old one")
+        await one.drop_topic("orders")
+        await one.create_topic("orders", 1)
+        sends: list[asyncio.Task[tidewal.SendResult]] = []
+        for number in range(60):
+            sends.append(asyncio.create_task(two.send("orders", f"{number}", key="k")))
+            await asyncio.sleep(0 if number % 5 else 0.001)
+        await asyncio.gather(*sends)
+        async with await one.subscribe("orders", "billing") as member:
+            got = await read(member, 60)
+        assert [int(body) for _, body in got[0]] == list(range(60))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        tidewal.Message(b"", tags={"n": 2**64}),
+        tidewal.Message(b"", tags={"\ud800": 1}),
+        tidewal.Message(b"", tags={"t": "\ud800"}),
+        tidewal.Message("\ud800"),
+        tidewal.Message(b"", key="\ud800"),
+        tidewal.Message(b"", tags={f"{number}": 0.0 for number in range(8_000)}),
+    ],
+)
+async def test_what_no_record_has_is_refused_at_the_call(home, message: tidewal.Message) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        with pytest.raises(InvalidRequest):
+            await client.send("orders", message)
+
+
+async def test_a_hostile_request_ends_no_door(home) -> None:
+    async with home.node() as node, node.client() as client:
+        topic = await client.create_topic("orders", 1)
+        params = {"topic": "orders", "id": topic.id, "epoch": 1, "producer": "hostile", "after": 0, "deadline_s": 5.0}
+        for number, tags in enumerate(
+            ({b"x": 1}, {1: 1}, {"x": [1]}, {"x": {}}, {None: 1}, {"batch_rows": 1}, {b"": 0})
+        ):
+            body = msgpack.packb([(0, b"", tags, b"body")])
+            with pytest.raises(InvalidRequest):
+                await client._rpc.call("proxy", "send", {**params, "pseq": number + 1}, body, deadline_s=5)
+        assert (await client.send("orders", "still there")).messages == 1
+
+
+async def test_a_closed_member_ends_at_once_whoever_answers(home) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        member = await client.subscribe("orders", "billing")
+        member._describe = lambda topic: asyncio.Event().wait()
+        next_pack = asyncio.ensure_future(anext(member, None))
+        await asyncio.sleep(0)
+        await member.aclose()
+        async with asyncio.timeout(20):
+            assert await next_pack is None
+
+
+def test_threads_that_receive_get_a_pack_each(tmp_path) -> None:
+    with tidewal.standalone_sync(tmp_path) as node, node.client() as client:
+        client.create_topic("orders", 1)
+        with client.subscribe("orders", "billing") as member, ThreadPoolExecutor() as pool:
+            received = [pool.submit(member.receive, 5.0) for _ in range(2)]
+            client.send("orders", "one")
+            packs = [each.result() for each in received]
+            assert sum(pack is not None for pack in packs) == 1
 
 
 def test_a_script_sends_and_reads_without_await(tmp_path) -> None:
