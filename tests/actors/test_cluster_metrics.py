@@ -54,7 +54,7 @@ async def test_members_are_shown_by_role_and_channels_by_owner_on_each_coordinat
         assert set(shown(node, OWNED)) == {"first", "second"}
         assert shown(node, WITHOUT_OWNER) == dict.fromkeys(channels, 0.0)
         assert shown(node, "mixcoord_member_version_num") == {THIS_VERSION.number: 2}
-        assert node.node.node.metrics.value("mixcoord_feature_level") == 1
+        assert node.node.node.metrics.value("mixcoord_feature_level") == THIS_VERSION.levels.highest
     assert set(shown(second, "mixcoord_lease_age_seconds")) == {"first"}
     assert shown(second, "mixcoord_lease_age_seconds")["first"] < LEASE_S
 

@@ -117,7 +117,7 @@ async def test_a_role_that_crashes_comes_back(home, monkeypatch, case) -> None:
 @MEMORY_ONLY
 async def test_a_write_of_unknown_outcome_is_repeated_under_its_number(home, monkeypatch) -> None:
     times, unknown = [1], Unavailable("no answer", outcome_unknown=True)
-    monkeypatch.setattr(Proxy, "_append", fail_times(Proxy._append, times, unknown, after=True))
+    monkeypatch.setattr(Proxy, "_append_rows", fail_times(Proxy._append_rows, times, unknown, after=True))
     async with home.people_client() as client:
         await client.insert("people", home.people(1))
         assert times[0] < 0, "it was not asked again"
@@ -126,7 +126,7 @@ async def test_a_write_of_unknown_outcome_is_repeated_under_its_number(home, mon
 
 @MEMORY_ONLY
 async def test_a_refusal_after_an_attempt_of_unknown_outcome_says_nothing_of_that_attempt(home, monkeypatch) -> None:
-    append, attempts = Proxy._append, itertools.count()
+    append, attempts = Proxy._append_rows, itertools.count()
 
     async def append_and_fail(*arguments):
         if next(attempts):
@@ -134,7 +134,7 @@ async def test_a_refusal_after_an_attempt_of_unknown_outcome_says_nothing_of_tha
         await append(*arguments)
         raise Unavailable("no answer", outcome_unknown=True)
 
-    monkeypatch.setattr(Proxy, "_append", append_and_fail)
+    monkeypatch.setattr(Proxy, "_append_rows", append_and_fail)
     async with home.people_client() as client:
         error = await home.error_of(client.insert("people", home.people(1)))
         assert isinstance(error, DiskFull)
@@ -150,7 +150,7 @@ async def test_a_write_that_is_not_answered_again_ends_with_what_became_of_its_f
             await asyncio.Event().wait()
         raise Unavailable("no answer of the log", outcome_unknown=True)
 
-    monkeypatch.setattr(Proxy, "_append", fail_and_hang)
+    monkeypatch.setattr(Proxy, "_append_rows", fail_and_hang)
     async with home.people_client() as client:
         error = await home.error_of(client.insert("people", home.people(1), deadline_s=3))
         assert (type(error), error.message) == (Unavailable, "no answer of the log")  # not "within 2.9 s"
@@ -159,14 +159,14 @@ async def test_a_write_that_is_not_answered_again_ends_with_what_became_of_its_f
 
 @MEMORY_ONLY
 async def test_a_write_that_a_stopping_proxy_cannot_answer_is_of_unknown_outcome(home, monkeypatch) -> None:
-    append, appended = Proxy._append, asyncio.Event()
+    append, appended = Proxy._append_rows, asyncio.Event()
 
     async def append_and_wait(*arguments):
         await append(*arguments)
         appended.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Proxy, "_append", append_and_wait)
+    monkeypatch.setattr(Proxy, "_append_rows", append_and_wait)
     async with home.node() as node:
         client = await node.client().__aenter__()
         await client.create_collection(home.PEOPLE)
