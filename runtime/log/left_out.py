@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from ..clock import MAX_TIMESTAMP
 from ..errors import BadRecord
 from .record import read_header
 from .wal import Entry
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 Header: TypeAlias = tuple[Any, ...]
 
+_log = logging.getLogger(__name__)
 _STATE = Struct(">QQQ")
 _PART = 6  # in a header
 
@@ -27,8 +30,8 @@ class LeftOut(Entry):
 
     @classmethod
     def of(cls, id: bytes, timestamp: int, state: bytes) -> LeftOut:
-        """As it travels, with `payload` as its `state`. Raises `BadRecord`."""
-        if len(state) != _STATE.size:
+        """As it travels, with `payload` as its `state`. Raises `BadRecord`, also for numbers that no record has."""
+        if len(state) != _STATE.size or max(timestamp, *_STATE.unpack(state)) > MAX_TIMESTAMP:
             raise BadRecord("what stands in the place of entries that were left out cannot be read", reason="frame")
         return cls(id, timestamp, state)
 
@@ -42,11 +45,11 @@ class EntryFilter:
     """Leaves entries out of what is sent, where they surely do not pass: its reader has the last word.
 
     A batch is left out whole, where all of it is here and none of its parts passes; else it is all sent. What is no
-    intact record is sent, for the reader must see it.
+    intact record is sent, for the reader must see it; so is one for which the filter cannot be evaluated.
     """
 
     def __init__(self, where: RecordFilter) -> None:
-        self._passes = where.passes_header
+        self._where = where
         self._kept: list[Entry] = []
         self._kept_bytes = 0
         self._run_end = b""  # the id of the last entry of a run that is left out; empty where there is none
@@ -82,8 +85,15 @@ class EntryFilter:
         self._kept_bytes = 0
         return kept
 
+    def _passes(self, header: Header) -> bool:
+        try:
+            return self._where.passes_header(header)
+        except Exception:  # one entry must not end the answers of all: the reader meets it, and says so
+            _log.exception("a filter could not be evaluated; the entry is sent")
+            return True
+
     def _add_part(self, entry: Entry, header: Header) -> None:
-        number, of = _part_of(header)
+        _, number, of = header[_PART]
         if self._batch and header[_PART] != _following(self._batch[-1][1]):
             self._keep_batch()
         if self._passes(header) or number != len(self._batch):  # else its beginning is not here, or is to be sent
@@ -125,15 +135,6 @@ class EntryFilter:
             ts, *state = self._run
             self._kept.append(LeftOut(self._run_end, ts, _STATE.pack(*state)))
             self._run_end = b""
-
-
-def _part_of(header: Header) -> tuple[int, int]:
-    """The part's number, and of how many; such as no batch has where the header is wrong."""
-    match header[_PART]:
-        case (int(), int(number), int(of)):
-            return number, of
-        case _:
-            return -1, 0
 
 
 def _following(header: Header) -> tuple[int, int, int]:

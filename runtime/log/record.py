@@ -43,6 +43,8 @@ TagValue: TypeAlias = str | int | float | bytes | bool | None
 Tags: TypeAlias = Mapping[str, TagValue]
 _BYTES = (bytes, bytearray, memoryview)
 _TAG_TYPES = (str, int, float, bytes, type(None))
+_UNPACKED_TAG_TYPES = frozenset({*_TAG_TYPES, bool})
+_NUMBER_BITS = MAX_TIMESTAMP.bit_length()
 
 
 class RecordType(IntEnum):
@@ -72,6 +74,8 @@ class RecordType(IntEnum):
     CANCELLED = 1016
     MESSAGE = 1017  # of a topic's partition
 
+
+_TYPES = frozenset(map(int, RecordType))
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.
 CONTROL_TYPES = frozenset(
@@ -225,79 +229,96 @@ def decode(payload: Payload, id: bytes = b"") -> Record:
     intact."""
     view = memoryview(payload)
     header, body_at = _unpacked(view)
-    try:
-        return _from_fields(header, view[body_at:], id)
-    except DECODE_ERRORS as error:
-        raise BadRecord(f"unreadable header: {error}", reason="header") from error
+    return _from_fields(header, view[body_at:], id)
 
 
 def read_header(payload: Payload) -> tuple[Any, ...] | None:
-    """The header of the record in `payload`, for a tenth of what `decode` costs: this is on the hot path of filters.
-    None for what is not intact, or has no map of tags or no numbers where a record has its time and its place."""
+    """The header of the record in `payload`, for a part of what `decode` costs: this is on the hot path of filters.
+    None for whatever `decode` refuses."""
     view = memoryview(payload)
     try:
         magic, version, _, header_bytes, checksum = _unpack_prefix(view)
         content = view[_PREFIX.size :]
-        if magic != MAGIC or version != VERSION or _digest(content) != checksum or header_bytes > len(content):
+        if magic != MAGIC or version != VERSION or not _fits(header_bytes, len(view)) or _digest(content) != checksum:
             return None
         header = _unpackb(content[:header_bytes], use_list=False)
-        known = len(header) == _HEADER_FIELDS and type(header[9]) is dict
-        return header if known and type(header[1]) is type(header[2]) is type(header[3]) is int else None
+        return None if _fault_in(header) else header
     except (struct.error, *DECODE_ERRORS):
         return None
 
 
-def _unpacked(view: memoryview) -> tuple[tuple[object, ...], int]:
-    """The header's fields, and where the body begins. Raises `BadRecord`."""
+def _fits(header_bytes: int, record_bytes: int) -> bool:
+    """Whether a record of that size can have a header of that size."""
+    body_at = _PREFIX.size + header_bytes + -header_bytes % BODY_ALIGNMENT
+    return header_bytes <= MAX_HEADER_BYTES and body_at <= record_bytes <= MAX_RECORD_BYTES
+
+
+def _unpacked(view: memoryview) -> tuple[tuple[Any, ...], int]:
+    """What the header unpacks to, and where the body begins. Raises `BadRecord`."""
     if not _PREFIX.size <= len(view) <= MAX_RECORD_BYTES:
         raise BadRecord(f"{len(view)} bytes cannot be a record", reason="length")
     magic, version, _, header_bytes, checksum = _PREFIX.unpack_from(view)
-    header_end = _PREFIX.size + header_bytes
-    body_at = header_end + -header_bytes % BODY_ALIGNMENT
-    if magic != MAGIC or header_bytes > MAX_HEADER_BYTES or body_at > len(view):
+    if magic != MAGIC or not _fits(header_bytes, len(view)):
         raise BadRecord("not a Tidewal record", reason="frame")
     if version != VERSION:
         raise BadRecord(f"record version {version}, this Tidewal reads {VERSION}", reason="version")
     if xxhash.xxh3_64_intdigest(view[_PREFIX.size :]) != checksum:
         raise BadRecord("checksum does not match", reason="checksum")
+    header_end = _PREFIX.size + header_bytes
     try:
-        header = cast("tuple[object, ...]", msgpack.unpackb(view[_PREFIX.size : header_end], use_list=False))
+        header = _unpackb(view[_PREFIX.size : header_end], use_list=False)
     except DECODE_ERRORS as error:  # its length is not under the checksum
         raise BadRecord(f"not a Tidewal record: {error}", reason="frame") from error
-    return header, body_at
+    return header, header_end + -header_bytes % BODY_ALIGNMENT
 
 
-def _from_fields(header: tuple[object, ...], body: memoryview, id: bytes) -> Record:
+def _fault_in(header: tuple[Any, ...]) -> str:
+    """Why what was unpacked, be it a tuple or not, is no header of a record; empty where it is one. It asks for types,
+    not for classes that derive from them: this is on the hot path, and msgpack makes none."""
+    if type(header) is not tuple or len(header) != _HEADER_FIELDS:
+        return "it has other fields"
     kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = header
-    numbers = (kind, ts, term, cseq, pseq, schema_version)
-    if not all(type(number) is int and 0 <= number <= MAX_TIMESTAMP for number in numbers):
-        raise ValueError("a number is missing or out of range")
-    if not (isinstance(producer, str) and isinstance(vchannel, str) and isinstance(trace, str)):
-        raise ValueError("a name is not text")
-    if not (isinstance(key, bytes) and _are_tags(tags)):
-        raise ValueError("key or tags have the wrong type")
+    if not type(kind) is type(ts) is type(term) is type(cseq) is type(pseq) is type(schema_version) is int:
+        return "a number is missing"
+    if (ts | term | cseq | pseq | schema_version) >> _NUMBER_BITS:  # also of a negative one
+        return "a number is out of range"
+    if kind not in _TYPES:
+        return f"{kind} is no type of records"
+    if not type(producer) is type(vchannel) is type(trace) is str:
+        return "a name is not text"
+    if not (type(key) is bytes and type(tags) is dict):
+        return "key or tags have the wrong type"
+    for name, value in cast("dict[object, object]", tags).items():
+        if type(name) is not str or type(value) not in _UNPACKED_TAG_TYPES:
+            return "a tag has the wrong type"
+    return "" if part is None or _is_part(part) else "a batch part outside its batch"
+
+
+def _is_part(part: tuple[Any, ...]) -> bool:
+    if type(part) is not tuple or len(part) != 3:
+        return False
+    batch, number, of = part
+    return type(batch) is type(number) is type(of) is int and 0 <= number < of
+
+
+def _from_fields(header: tuple[Any, ...], body: memoryview, id: bytes) -> Record:
+    fault = _fault_in(header)
+    if fault:
+        raise BadRecord(f"unreadable header: {fault}", reason="header")
+    kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = header
     return Record(
-        RecordType(cast(int, kind)),
-        cast(int, ts),
-        cast(int, term),
-        cast(int, cseq),
+        RecordType(kind),
+        ts,
+        term,
+        cseq,
         producer,
-        cast(int, pseq),
-        _part(part),
+        pseq,
+        None if part is None else BatchPart(*part),
         vchannel,
         key,
-        cast("dict[str, TagValue]", tags),
+        tags,
         trace,
-        cast(int, schema_version),
+        schema_version,
         body,
         id,
     )
-
-
-def _part(part: object) -> BatchPart | None:
-    if part is None:
-        return None
-    batch, number, of = cast("tuple[int, int, int]", part)
-    if not all(type(value) is int for value in (batch, number, of)) or not 0 <= number < of:
-        raise ValueError("a batch part outside its batch")
-    return BatchPart(batch, number, of)

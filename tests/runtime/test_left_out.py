@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import BadRecord
-from tidewal.runtime.filters.record_filter import compile_record_filter
+from tidewal.runtime.filters.evaluation import Header
+from tidewal.runtime.filters.record_filter import RecordFilter, compile_record_filter
 from tidewal.runtime.log.left_out import EntryFilter, LeftOut
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.log.wal import Entry
@@ -150,6 +153,28 @@ def test_a_run_is_one_entry_which_says_how_far_it_goes():
     assert again.state == (1, 3, 3)  # what comes again is no step back
     with pytest.raises(BadRecord):
         LeftOut.of(left_out.id, 0, b"short")
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_what_was_left_out_has_numbers_that_records_have(at: int):
+    numbers = [MAX_TIMESTAMP] * 4
+    LeftOut.of(b"id", numbers[0], struct.pack(">QQQ", *numbers[1:]))
+    numbers[at] += 1
+    with pytest.raises(BadRecord):
+        LeftOut.of(b"id", numbers[0], struct.pack(">QQQ", *numbers[1:]))
+
+
+def test_an_entry_for_which_a_filter_cannot_be_evaluated_is_sent(caplog: pytest.LogCaptureFixture):
+    def evaluate(header: Header) -> bool:
+        if header[3] == 2:
+            raise ArithmeticError
+        return False
+
+    entries = log([row(1, 1, False), row(1, 2, False), row(1, 3, False, BatchPart(3, 0, 1))])
+    passing = EntryFilter(RecordFilter("a filter", evaluate))
+    passing.add(entries)
+    assert [type(entry) for entry in passing.taken()] == [LeftOut, Entry, LeftOut]
+    assert "could not be evaluated" in caplog.text
 
 
 def test_of_a_batch_all_is_sent_or_nothing():

@@ -27,6 +27,7 @@ from tidewal.runtime.log.record import (
     RecordType,
     decode,
     encode,
+    read_header,
     stamp,
 )
 from tidewal.runtime.rows.row_codec import count_rows, decode_rows, encode_rows
@@ -114,17 +115,22 @@ GOOD = (2, 1, 1, 1, "p", 1, None, "v", b"k", {}, "", 0)
     [
         (0, 77),
         (0, True),
+        (0, {}),
         (1, -1),
         (1, 2**63),
         (2, 1.0),
+        (2, 2**63 + 5),
+        (3, 2**63),
         (4, b"p"),
         (5, None),
         (6, (1, 0)),
         (6, (1, 1, 1)),
         (6, ("a", 0, 1)),
         (6, 7),
+        (6, b"\x00\x00\x02"),
         (7, 3),
         (8, "k"),
+        (8, 10),
         (9, []),
         (9, {"a": [1]}),
         (9, {b"a": 1}),
@@ -136,10 +142,12 @@ GOOD = (2, 1, 1, 1, "p", 1, None, "v", b"k", {}, "", 0)
 def test_a_field_of_the_wrong_kind_is_detected(field, value):
     fields = list(GOOD)
     assert decode(framed(msgpack.packb(fields))).producer == "p"
+    assert read_header(framed(msgpack.packb(fields))) is not None
     fields[field] = value
     with pytest.raises(BadRecord) as caught:
         decode(framed(msgpack.packb(fields)))
     assert caught.value.reason == "header"
+    assert read_header(framed(msgpack.packb(fields))) is None
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,7 @@ def test_a_field_of_the_wrong_kind_is_detected(field, value):
 def test_a_bomb_does_not_go_off(bomb):
     with pytest.raises(BadRecord):
         decode(framed(bomb))
+    assert read_header(framed(bomb)) is None
     with pytest.raises(BadRecord):
         Position.from_bytes(bomb)
     for read in (announcements, Cut.from_record):
@@ -170,6 +179,12 @@ def test_hostile_lengths_are_detected():
     for header_bytes in (1, MAX_HEADER_BYTES, MAX_HEADER_BYTES + 1, 2**32 - 1):
         with pytest.raises(BadRecord):
             decode(struct.pack("<2sBBIQ", b"TW", 1, 0, header_bytes, 0))
+    header = msgpack.packb((*GOOD[:4], "p" * MAX_HEADER_BYTES, *GOOD[5:]))
+    unpadded = struct.pack("<2sBBIQ", b"TW", 1, 0, len(packed := msgpack.packb(GOOD)), xxhash.xxh3_64_intdigest(packed))
+    for payload in (framed(header), unpadded + packed):
+        with pytest.raises(BadRecord):
+            decode(payload)
+        assert read_header(payload) is None
     with pytest.raises(BadRecord) as caught:
         decode(bytes(MAX_RECORD_BYTES + 1))
     assert caught.value.reason == "length"

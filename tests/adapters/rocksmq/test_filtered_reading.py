@@ -4,10 +4,13 @@ come."""
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
+import msgpack
 import pytest
+import xxhash
 
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner import requests
@@ -16,7 +19,7 @@ from tidewal.runtime.errors import InvalidFilter, InvalidRequest
 from tidewal.runtime.filters.record_filter import compile_record_filter
 from tidewal.runtime.groups.record_member import RecordMember
 from tidewal.runtime.log.left_out import LeftOut
-from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
+from tidewal.runtime.log.record import BODY_ALIGNMENT, HEADER_FIELDS, BatchPart, Record, RecordType, encode, header_of
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, Wal
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.streams.stream import MsgStream
@@ -161,6 +164,43 @@ async def test_an_owner_from_before_filters_sends_all_and_the_reader_filters(own
     stream = MsgStream(late, HybridClock(), where=WHERE)
     stream.as_consumer(["c"])
     assert await cseqs(stream, 3) == [10, 20, 30]
+    await stream.close()
+
+
+def with_header(**fields: Any) -> bytes:
+    """An intact frame around a header that is that of a row, but for these fields."""
+    record = Record(RecordType.ROWS, ts=30, term=1, cseq=3, tags={"tag": "other"})
+    named = dict(zip(HEADER_FIELDS, header_of(record), strict=True)) | fields
+    header = cast(bytes, msgpack.packb(list(named.values())))
+    content = header + bytes(-len(header) % BODY_ALIGNMENT)
+    return struct.pack("<2sBBIQ", b"TW", 1, 0, len(header), xxhash.xxh3_64_intdigest(content)) + content
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "a type that is a map": {"type": {}},
+    "an unknown type": {"type": 4242},
+    "a negative time": {"ts": -1},
+    "a negative term": {"term": -1},
+    "a term over 63 bits": {"term": 2**63 + 5},
+    "a number over 63 bits": {"cseq": 2**63 + 5},
+    "tags in tags": {"tags": {"tag": [1], "b": ["x"]}},
+    "a key that is a text": {"key": "x"},
+    "a key that is a number": {"key": 10},
+    "a part of a type of its own": {"part": ["a", 0, 2]},
+    "a part of two numbers": {"part": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("where", [WHERE, 'tag == "wanted" or _key == "k" or tag < b'])
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_a_header_that_none_can_read_is_left_to_the_reader(owner, client, case, where):
+    await owner.append_many([entry(1, "wanted"), entry(2), Append("c", with_header(**HOSTILE[case]), 30)])
+    await owner.append_many([entry(n, "wanted") for n in (4, 5)])
+    bad: list[bytes] = []
+    stream = MsgStream(client, HybridClock(), where=where, on_bad=lambda _, found, error: bad.append(found.id))
+    stream.as_consumer(["c"])
+    assert await cseqs(stream, 3) == [1, 4, 5]
+    assert len(bad) == 1
     await stream.close()
 
 
