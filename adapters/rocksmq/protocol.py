@@ -36,8 +36,8 @@ has the joined ids of all, or each gets an answer of its own, as `append` does. 
 `WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids over `upto` (may be
 nil) are left out. `where` may be missing; it is a filter, from a client of the same language (`upto` is nil then). In
 the place of each run of entries that do not pass, the answer has a row with the channel 1 and the state of a `LeftOut`
-as its payload. `stand_down` asks the owner to close the directory for a process that insists on owning it; it raises
-`DirectoryInUse` when the owner does as well.
+as its payload; some that do not pass are sent all the same (`EntryFilter`). `stand_down` asks the owner to close the
+directory for a process that insists on owning it; it raises `DirectoryInUse` when the owner does as well.
 
 Where a request carries entries, its last argument in the head is the list of channel names that the rows' channel
 numbers count from 0, and ids are 0. Where an answer does, the first item of its result is nil in the head, and the

@@ -33,6 +33,8 @@ class RecordFilter:
 
     text: str
     _evaluate: Evaluation
+    pattern_length: int = 0
+    """Characters of all patterns of `like`: times the length of a text, that is what comparing costs at most."""
 
     def passes(self, record: Record) -> bool:
         """Whether the filter holds for the record; what is unknown does not hold. Control records always pass."""
@@ -62,17 +64,22 @@ def compile_record_filter(text: str) -> RecordFilter:
             f"the filter has {len(text)} characters, the limit MAX_RECORD_FILTER_LENGTH is {MAX_RECORD_FILTER_LENGTH}",
             position=MAX_RECORD_FILTER_LENGTH,
         )
+    compiler = _Compiler()
     try:
-        result = evaluation.condition(cast(Operand, _Compiler().transform(parse(text))))
+        result = evaluation.condition(cast(Operand, compiler.transform(parse(text))))
     except VisitError as error:
         if isinstance(error.orig_exc, TidewalError):
             raise error.orig_exc from None
         raise
-    return RecordFilter(text, result.evaluate)
+    return RecordFilter(text, result.evaluate, compiler.pattern_length)
 
 
 class _Compiler(Transformer_NonRecursive):  # pyright: ignore[reportMissingTypeArgument] -- generic in stubs only
     """Turns the syntax tree into operands from its leaves up; one method per rule of the grammar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern_length: int = 0
 
     def column(self, children: list[Token]) -> Operand:
         name, position = str(children[0]), _position(children[0])
@@ -131,6 +138,7 @@ class _Compiler(Transformer_NonRecursive):  # pyright: ignore[reportMissingTypeA
 
     def like(self, children: list[object], negated: bool = False) -> Operand:
         pattern = unquote(cast(Token, children[-1]), pattern=True)
+        self.pattern_length += len(pattern)
         return evaluation.like(cast(Operand, children[0]), pattern, negated=negated)
 
     def not_like(self, children: list[object]) -> Operand:

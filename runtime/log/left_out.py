@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from ..clock import MAX_TIMESTAMP
 from ..errors import BadRecord
-from .record import read_header
-from .wal import Entry
+from .record import header_size, read_header
+from .wal import Entry, Payload
 
 if TYPE_CHECKING:
     from ..filters.record_filter import RecordFilter
 
 Header: TypeAlias = tuple[Any, ...]
+
+MAX_PATTERN_STEPS: Final = 1 << 20
+"""Bytes of a header times characters of patterns of `like` that `EntryFilter` compares for one entry: some
+milliseconds, in which the process that owns a log does nothing else."""
 
 _log = logging.getLogger(__name__)
 _STATE = Struct(">QQQ")
@@ -45,7 +49,8 @@ class EntryFilter:
     """Leaves entries out of what is sent, where they surely do not pass: its reader has the last word.
 
     A batch is left out whole, where all of it is here and none of its parts passes; else it is all sent. What is no
-    intact record is sent, for the reader must see it; so is one for which the filter cannot be evaluated.
+    intact record is sent, for the reader must see it; so is one for which the filter cannot be evaluated, or costs more
+    than `MAX_PATTERN_STEPS`.
     """
 
     def __init__(self, where: RecordFilter) -> None:
@@ -61,12 +66,17 @@ class EntryFilter:
         """Bytes of payloads that are to be sent so far."""
         return self._kept_bytes
 
-    def add(self, entries: Sequence[Entry]) -> None:
+    def add(self, entries: Iterable[Entry]) -> None:
         """Take the entries that follow."""
+        for _ in self.added(entries):
+            pass
+
+    def added(self, entries: Iterable[Entry]) -> Iterator[None]:
+        """Take the entries that follow, one with each step, so that a caller can do something else between two."""
         passes, leave_out = self._passes, self._leave_out
         for entry in entries:
             header = read_header(entry.payload)
-            if header is None:
+            if header is None or self._is_too_dear(entry.payload):
                 self._keep(entry)
             elif header[_PART] is not None:
                 self._add_part(entry, header)
@@ -76,6 +86,7 @@ class EntryFilter:
                 if self._batch:
                     self._keep_batch()
                 leave_out(entry.id, header)
+            yield
 
     def taken(self) -> list[Entry]:
         """What is to be sent, in order: also of a batch that is not all here."""
@@ -84,6 +95,11 @@ class EntryFilter:
         kept, self._kept = self._kept, []
         self._kept_bytes = 0
         return kept
+
+    def _is_too_dear(self, payload: Payload) -> bool:
+        """Whether evaluating the filter may take too long; most payloads are too small for that, whatever they hold."""
+        length = self._where.pattern_length
+        return length * len(payload) > MAX_PATTERN_STEPS and length * header_size(payload) > MAX_PATTERN_STEPS
 
     def _passes(self, header: Header) -> bool:
         try:

@@ -247,6 +247,11 @@ def read_header(payload: Payload) -> tuple[Any, ...] | None:
         return None
 
 
+def header_size(payload: Payload) -> int:
+    """Bytes of the header of an intact record."""
+    return _unpack_prefix(payload)[3]
+
+
 def _fits(header_bytes: int, record_bytes: int) -> bool:
     """Whether a record of that size can have a header of that size."""
     body_at = _PREFIX.size + header_bytes + -header_bytes % BODY_ALIGNMENT

@@ -13,7 +13,7 @@ from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import BadRecord
 from tidewal.runtime.filters.evaluation import Header
 from tidewal.runtime.filters.record_filter import RecordFilter, compile_record_filter
-from tidewal.runtime.log.left_out import EntryFilter, LeftOut
+from tidewal.runtime.log.left_out import MAX_PATTERN_STEPS, EntryFilter, LeftOut
 from tidewal.runtime.log.record import BatchPart, Record, RecordType, encode
 from tidewal.runtime.log.wal import Entry
 from tidewal.runtime.streams.channel_reader import ChannelReader, Granted, LeftOutRecord
@@ -227,3 +227,29 @@ async def test_grants_are_read_anew_before_what_was_left_out_is_judged():
     (mark,) = reader.accept(doubtful)
     assert isinstance(mark, LeftOutRecord)
     assert (reader.term, reader.cseq, reader.counts.filtered) == (2, 1, 1)
+
+
+def test_a_filter_is_not_evaluated_where_that_takes_too_long():
+    looked_at: list[int] = []
+
+    def evaluate(header: Header) -> bool:
+        looked_at.append(header[3])
+        return False
+
+    def sized(cseq: int, characters: int, body: bytes = b"", part: BatchPart | None = None) -> Record:
+        return Record(
+            RecordType.ROWS, ts=cseq, term=1, cseq=cseq, part=part, tags={"text": "x" * characters}, body=body
+        )
+
+    large = MAX_PATTERN_STEPS // 64
+    parts = [sized(4, 1, part=BatchPart(4, 0, 2)), sized(5, large, part=BatchPart(4, 1, 2))]
+    passing = EntryFilter(RecordFilter("a filter", evaluate, pattern_length=64))
+    passing.add(log([sized(1, large - 1024), sized(2, large), sized(3, 1, bytes(large)), *parts]))
+    assert [type(entry) for entry in passing.taken()] == [LeftOut, Entry, LeftOut, Entry, Entry]
+    assert looked_at == [1, 3, 4]
+
+
+def test_a_filter_knows_the_length_of_its_patterns():
+    where = compile_record_filter('a like "%b_" and not (a not like "\\\\%") or a == "text"')
+    assert where.pattern_length == 5
+    assert compile_record_filter("true").pattern_length == 0

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from ....runtime.errors import InvalidRequest, TidewalError, Unsupported
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from .store import RocksMQ
 
 FILTERED_BYTES = 8 * 1024 * 1024  # looked at for one answer: others of the connection wait meanwhile
-FILTERED_AT_ONCE = 512  # entries: 2 ms where each is small
+FILTERING_S = 0.002  # at once, and until one entry is done: then the loop has its turn
 NUMBERS = 1 << 63  # of appends: below it, and so are the numbers behind the last of a request in what msgpack can hold
 
 _log = logging.getLogger(__name__)
@@ -261,9 +262,7 @@ class Requests:
                 if not entries:
                     break
                 size += sum([len(entry.payload) + ROW.size for entry in entries])
-                for at in range(0, len(entries), FILTERED_AT_ONCE):
-                    passing.add(entries[at : at + FILTERED_AT_ONCE])
-                    await asyncio.sleep(0)  # other connections have their turn
+                await _filter(entries, passing)
         return size
 
     def _reader(self, connection: Connection, channel: str, start: list[object]) -> Reader:
@@ -290,6 +289,16 @@ class Requests:
                 entries = [*entries, *more]
                 size += sum([len(entry.payload) for entry in more])
             return entries
+
+
+async def _filter(entries: Sequence[Entry], passing: EntryFilter) -> None:
+    """Add the entries to what passes; other connections have their turn every `FILTERING_S`, and at the end."""
+    until = monotonic() + FILTERING_S
+    for _ in passing.added(entries):
+        if monotonic() >= until:
+            await asyncio.sleep(0)
+            until = monotonic() + FILTERING_S
+    await asyncio.sleep(0)
 
 
 async def _waited(reader: Reader, wait_s: float) -> None:

@@ -18,7 +18,7 @@ from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.errors import InvalidFilter, InvalidRequest
 from tidewal.runtime.filters.record_filter import compile_record_filter
 from tidewal.runtime.groups.record_member import RecordMember
-from tidewal.runtime.log.left_out import LeftOut
+from tidewal.runtime.log.left_out import EntryFilter, LeftOut
 from tidewal.runtime.log.record import BODY_ALIGNMENT, HEADER_FIELDS, BatchPart, Record, RecordType, encode, header_of
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, Wal
 from tidewal.runtime.metrics.metrics import Metrics
@@ -202,6 +202,37 @@ async def test_a_header_that_none_can_read_is_left_to_the_reader(owner, client, 
     assert await cseqs(stream, 3) == [1, 4, 5]
     assert len(bad) == 1
     await stream.close()
+
+
+async def test_others_have_their_turn_while_entries_are_filtered(owner, client, monkeypatch):
+    """The owner's loop comes round between two entries, however few there are."""
+    ids = await owner.append_many([entry(n) for n in range(1, 41)])
+    turns: list[int] = []
+    filtering = requests._filter
+
+    async def observed(entries: Sequence[Entry], passing: EntryFilter) -> None:
+        done = asyncio.create_task(filtering(entries, passing))
+        count = 0
+        while not done.done():
+            count += 1
+            await asyncio.sleep(0)
+        turns.append(count)
+
+    monkeypatch.setattr(requests, "FILTERING_S", 0.0)
+    monkeypatch.setattr(requests, "_filter", observed)
+    assert [each.id for each in await sent(client, ids[-1])] == [ids[-1]]
+    assert sum(turns) >= len(ids)
+
+
+async def test_a_filter_that_costs_too_much_is_the_readers(owner, client):
+    """A text of 60 kB that is compared with a pattern of 4,000 characters, at each place."""
+    payload = encode(Record(RecordType.ROWS, ts=1, term=1, cseq=1, tags={"text": "a" * 60_000}))
+    (id,) = await owner.append_many([Append("c", payload, 1)])
+    for length, kind in ((4_000, Entry), (4, LeftOut)):
+        where = compile_record_filter(f'text like "%{"_" * length}b%"')
+        async with asyncio.timeout(WITHIN_S):
+            (found,) = await anext(client.read_where("c", From.EARLIEST, where))
+        assert (type(found), found.id) == (kind, id)
 
 
 async def test_a_wrong_filter_is_answered_and_the_connection_goes_on(owner, directory):
