@@ -21,8 +21,10 @@ class Layer(IntEnum):
 
 
 def wrap(layer: Layer, part: bytes, inside: bytes) -> bytes:
-    """Metadata with the `part` of a layer around what is `inside`; without a part that alone."""
-    return _HEAD.pack(_MAGIC, layer, len(part)) + part + inside if part else inside
+    """Metadata with the `part` of a layer around what is `inside`; without a part that alone, but for what begins like
+    the layer itself: `unwrap` would take it for one."""
+    needed = part or inside.startswith(bytes((_MAGIC, layer)))
+    return _HEAD.pack(_MAGIC, layer, len(part)) + part + inside if needed else inside
 
 
 def unwrap(layer: Layer, metadata: bytes) -> tuple[bytes, bytes]:

@@ -52,6 +52,26 @@ def test_a_part_that_cannot_be_read_is_no_filter(part: bytes):
     assert RecordState.of(metadata) == RecordState(b"read", GroupFilter(), b"own")
 
 
+@pytest.mark.parametrize("where", [None, EVEN])
+@pytest.mark.parametrize(
+    "own", [b"\xf7\x03\x00\x00abc", wrap(Layer.FILTER, b"\x92\x01\xa6a == 1", b""), b"\xf7\x02\x00\x01xyz"]
+)
+def test_metadata_of_a_caller_that_begins_like_a_layer_is_the_callers(own: bytes, where: str | None):
+    async def main() -> None:
+        wal = await written(4)
+        first = await member(wal, where)
+        await first.acknowledge(await anext(first), metadata=own)
+        await first.aclose()
+        await wal.append_many([Append("c", encode(Record(RecordType.ROWS, ts=6, term=1, cseq=6)))])
+        again = await member(wal, where)
+        pack = await anext(again)
+        assert [record.cseq for record in pack.records] == [6]
+        assert again.metadata("c") == own
+        await again.aclose()
+
+    run_virtual(main())
+
+
 def test_the_first_member_gives_a_group_its_filter_and_a_seek_ends_it():
     async def main() -> None:
         wal = await written()
