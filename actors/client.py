@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -142,8 +141,6 @@ class Client:
         self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
         self._collections: dict[str, Collection] = {}
         self._topics: dict[str, Topic] = {}
-        self._sends = itertools.count(1)  # in the order of calls
-        self._send_turns: dict[str, SendTurns] = {}  # by topic
         self._sender = TopicSender(self._rpc.name)
         self._sends = itertools.count(1)  # in the order of calls
         self._send_turns: dict[str, SendTurns] = {}  # by topic
@@ -459,12 +456,6 @@ class Client:
 
     async def _described_in_turn(self, name: str, deadline_s: float) -> Collection:
         """The collection `name`. Calls that do not know it yet go on in their order: one asks, the others wait."""
-        async with self._asking_in_turn(name, deadline_s) as left_s:
-            return self._collections.get(name) or await self.describe_collection(name, deadline_s=left_s)
-
-    @asynccontextmanager
-    async def _asking_in_turn(self, name: str, deadline_s: float) -> AsyncGenerator[float]:
-        """While the block runs, others wait that ask for `name`; it gets the seconds that are left of `deadline_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + deadline_s
         lock = self._describing.setdefault(name, asyncio.Lock())
@@ -474,7 +465,7 @@ class Client:
         except TimeoutError:
             raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
         try:
-            yield end - loop.time()
+            return self._collections.get(name) or await self.describe_collection(name, deadline_s=end - loop.time())
         finally:
             lock.release()
 

@@ -74,20 +74,8 @@ class Appends:
         if in_order:
             self._check_order(producer, pseq, owned)
         batch = AppendBatch(size, producer, pseq, BatchOutcome(ts, rows, digest, channels))
-        cseqs = number(batch, owned, records)
-        self._begin(batch)
-        try:
-            whole = prepared(records, ts, producer, pseq, rows, digest, channels)
-            kind = ControlAppend if all(record.type in CONTROL_TYPES for _, record in records) else Append
-            entries = [
-                kind(own.channel, stamp(record, ts, own.term, cseq), ts)
-                for own, record, cseq in zip(owned, whole, cseqs, strict=True)
-            ]
-            self._wal.submit(entries, partial(self._on_appended, batch))
-        except BaseException:
-            self._withdraw(batch)
-            raise
-        return batch
+        whole = prepared(records, ts, producer, pseq, rows, digest, channels)
+        return self._submit(batch, owned, records, whole)
 
     def submit_from(self, source: str, channel: str, records: Sequence[tuple[bytes, Record]]) -> AppendBatch:
         """Submit the (offset, record) pairs of a source that are next in `channel`, where it has nothing in flight.
@@ -98,12 +86,23 @@ class Appends:
         size = sum(len(record.body) for _, record in pairs)
         owned, ts = self._admit(pairs, size)
         batch = AppendBatch(size, "", 0, BatchOutcome(ts, len(pairs)), source=source, source_offset=records[-1][0])
-        cseqs = number(batch, owned, pairs)
+        return self._submit(batch, owned, pairs, [record for _, record in pairs])
+
+    def _submit(
+        self,
+        batch: AppendBatch,
+        owned: Sequence[OwnedChannel],
+        records: Sequence[tuple[str, Record]],
+        whole: Sequence[Record],
+    ) -> AppendBatch:
+        """Number, stamp and submit the records of a batch, which are `whole` as the log must have them."""
+        ts, cseqs = batch.outcome.ts, number(batch, owned, records)
         self._begin(batch)
         try:
+            kind = ControlAppend if all(record.type in CONTROL_TYPES for record in whole) else Append
             entries = [
-                Append(channel, stamp(record, ts, own.term, cseq), ts)
-                for own, (_, record), cseq in zip(owned, pairs, cseqs, strict=True)
+                kind(own.channel, stamp(record, ts, own.term, cseq), ts)
+                for own, record, cseq in zip(owned, whole, cseqs, strict=True)
             ]
             self._wal.submit(entries, partial(self._on_appended, batch))
         except BaseException:
