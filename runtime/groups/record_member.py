@@ -138,7 +138,10 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     @checked
     async def acknowledge(self, delivered: RecordPack, *, metadata: bytes | None = None) -> None:
-        """`GroupMember.acknowledge`, of a pack or a part of one."""
+        """`GroupMember.acknowledge`, of a pack or a part of one.
+
+        Cancelled in the midst, it may be stored or not: what has no record waits for the next acknowledgement then.
+        """
         await self._store([delivered], [], {} if metadata is None else {delivered.channel: metadata})
 
     @checked
