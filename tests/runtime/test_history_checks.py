@@ -45,6 +45,14 @@ def test_appends_that_are_not_are_found() -> None:
     assert "never sent" in violation(append(0, "unknown"), ("00", "b:0"))
 
 
+def test_messages_have_no_ids_and_are_checked_as_appends_are() -> None:
+    about = {"entries": [{"channel": "topic", "payload": "a:0"}, {"channel": "topic", "payload": "a:1"}]}
+    sent = [ClientCall("a", "send", about, 0, 1, "ok", {"ts": 7})]
+    assert checks.appends(sent, {"topic": [("00", "a:0"), ("01", "a:1")]}) == []
+    [lost] = checks.appends(sent, {"topic": [("00", "a:0")]})
+    assert lost == "topic: a:1 was acknowledged and is lost"
+
+
 def test_another_order_is_found() -> None:
     history = [append(0, "ok", "01"), append(1, "ok", "00")]
     [found] = checks.appends(history, {"in": [("00", "a:1"), ("01", "a:0")]})

@@ -1,7 +1,7 @@
 """A client of the node and of the log: python -m tests.torture.client URL HISTORY SEED PREFIX OWNERS FIRST_ID
 
 Its name is that of its history. It inserts rows that have never been there, writes keys of its own again and again and
-reads those of all, and appends to the channels PREFIX-in-*, which it also follows live.
+reads those of all, sends messages to a topic, and appends to the channels PREFIX-in-*, which it also follows live.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from tidewal.actors.client import Client
+from tidewal.actors.topics.messages import Message
 from tidewal.cli.kills.checked_client import RETRY_S, CheckedClient
 from tidewal.runtime.errors import ChannelNotFound, TidewalError
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, FromId, Start, Wal
 
-from .inside import CHANNELS, obey, open_log, tell
+from .inside import CHANNELS, TOPIC, obey, open_log, tell
 
 ROWS_PER_CLIENT = 1_000_000  # ids
 DEADLINE_S = 10.0
+KEYS_PER_TASK = 3  # of messages
 SESSIONS = 0.3  # of all reads
 
 
 class Tormented(CheckedClient):
-    """A client whose history has, beside rows and keys, what it appends to channels and reads from them."""
+    """A client whose history has, beside rows and keys, the messages that it sends, and what it appends to channels
+    and reads from them."""
 
     def __init__(self, wal: Wal, client: Client, name: str, history: Path, rng: random.Random, prefix: str) -> None:
         super().__init__(client, name, history, rng, deadline_s=DEADLINE_S)
@@ -51,6 +54,23 @@ class Tormented(CheckedClient):
 
             about = [{"channel": channel, "payload": payload} for channel, payload in entries]
             await self.call("append", call, entries=about)
+
+    async def send(self, task: int) -> None:
+        """Messages of a few keys, which are their producers; those with an odd number have a tag that says so."""
+        numbers = itertools.count()
+        while not self.stopping.is_set():
+            keys = [
+                f"{self._name}.sent{task}/{self._rng.randrange(KEYS_PER_TASK)}"
+                for _ in range(self._rng.randrange(1, 4))
+            ]
+            numbered = [(key, next(numbers)) for key in keys]
+            messages = [Message(f"{key}:{number}", key, {"odd": number % 2 == 1}) for key, number in numbered]
+
+            async def call(messages: Sequence[Message] = messages) -> dict[str, Any]:
+                return {"ts": (await self._client.send(TOPIC, messages, deadline_s=self._deadline_s)).ts}
+
+            about = [{"channel": TOPIC, "payload": message.body} for message in messages]
+            await self.call("send", call, entries=about)
 
     async def doomed(self) -> None:
         """Appends to a channel that may be deleted from outside; then nothing may be acknowledged there any more."""
@@ -102,6 +122,8 @@ async def main(url: str, history: str, seed: str, prefix: str, owners: str, firs
             work.read(owners.split(","), sessions=SESSIONS),
             work.append(0),
             work.append(1),
+            work.send(0),
+            work.send(1),
             work.doomed(),
         ]
         tell("ready")

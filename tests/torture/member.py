@@ -1,6 +1,6 @@
 """A member of a group: python -m tests.torture.member URL PREFIX GROUP SEMANTICS SEED
 
-It copies the channels PREFIX-in-* to PREFIX-GROUP-*.
+It copies the channels PREFIX-in-* to PREFIX-GROUP-*, in the group "sent" the messages of a topic that pass its filter.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import random
 import sys
 from collections.abc import Sequence
 
+from tidewal.actors.client import Client
+from tidewal.actors.topics.messages import TopicPack
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.groups.processing import Semantics, process
-from tidewal.runtime.log.wal import Append, Delivered, GroupMember, Wal
+from tidewal.runtime.groups.work import Member
+from tidewal.runtime.log.wal import Append, Delivered, Wal
 
-from .inside import obey, open_log, tell
+from .inside import TOPIC, WHERE, obey, open_log, tell
 
+SENT = "sent"  # the group that reads the topic
 SESSION_S = 6.0
 PAUSE_S = 0.2
 
@@ -28,24 +32,35 @@ class Mishap(Exception):
 class Copier:
     """Processes with one member or another, and is interrupted again and again."""
 
-    def __init__(self, wal: Wal, prefix: str, group: str, semantics: Semantics, rng: random.Random) -> None:
-        self._wal, self._prefix, self._group, self._semantics, self._rng = wal, prefix, group, semantics, rng
+    def __init__(
+        self, wal: Wal, client: Client, prefix: str, group: str, semantics: Semantics, rng: random.Random
+    ) -> None:
+        self._wal, self._client, self._rng = wal, client, rng
+        self._prefix, self._group, self._semantics = prefix, group, semantics
 
-    async def _handle(self, delivered: Delivered) -> Sequence[Append]:
+    async def _join(self) -> Member[Delivered] | Member[TopicPack]:
+        group = f"{self._prefix}-{self._group}"
+        if self._group == SENT:
+            return await self._client.subscribe(TOPIC, group, where=WHERE, session_timeout_s=SESSION_S)
+        return await self._wal.join(group, [f"{self._prefix}-in-*"], session_timeout_s=SESSION_S)
+
+    async def _handle(self, delivered: Delivered | TopicPack) -> Sequence[Append]:
         chance = self._rng.random()
         if chance < 0.1:
             await asyncio.sleep(self._rng.uniform(0, 0.3))
         if chance > 0.97:
             raise Mishap
+        if isinstance(delivered, TopicPack):
+            target = f"{self._prefix}-{self._group}-{delivered.partition}"
+            bodies = [bytes(message.body) for message in delivered.messages]
+            return [Append(target, body) for body in bodies if body.startswith(self._prefix.encode() + b"c")]
         target = delivered.channel.replace("-in-", f"-{self._group}-")
         return [Append(target, bytes(entry.payload)) for entry in delivered.entries]
 
     async def run(self) -> None:
         while True:
             try:
-                member = await self._wal.join(
-                    f"{self._prefix}-{self._group}", [f"{self._prefix}-in-*"], session_timeout_s=SESSION_S
-                )
+                member = await self._join()
             except TidewalError as error:
                 tell(f"join: {error!r}")
                 await asyncio.sleep(PAUSE_S)
@@ -55,7 +70,7 @@ class Copier:
             finally:
                 await member.aclose()
 
-    async def _work(self, member: GroupMember) -> None:
+    async def _work(self, member: Member[Delivered] | Member[TopicPack]) -> None:
         """With one member, again after each error, until by chance it leaves."""
         while self._rng.random() > 0.1:
             try:
@@ -70,14 +85,16 @@ class Copier:
 async def main(url: str, prefix: str, group: str, semantics: str, seed: str) -> None:
     stopping = obey(asyncio.get_running_loop())
     wal = await open_log(url)
-    copier = asyncio.create_task(Copier(wal, prefix, group, Semantics(semantics), random.Random(seed)).run())
-    tell("ready")
-    stopped = asyncio.create_task(stopping.wait())
-    await asyncio.wait([copier, stopped], return_when=asyncio.FIRST_COMPLETED)
-    if copier.done():
-        await copier  # raises what ended it
-    copier.cancel()
-    await asyncio.gather(copier, return_exceptions=True)
+    async with Client(wal) as client:
+        copying = Copier(wal, client, prefix, group, Semantics(semantics), random.Random(seed))
+        copier = asyncio.create_task(copying.run())
+        tell("ready")
+        stopped = asyncio.create_task(stopping.wait())
+        await asyncio.wait([copier, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if copier.done():
+            await copier  # raises what ended it
+        copier.cancel()
+        await asyncio.gather(copier, return_exceptions=True)
     await wal.close()
     tell("ended")
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -22,25 +23,31 @@ from deltalake import DeltaTable
 from tests.brokers.producers import everything
 from tidewal.actors.client import Client
 from tidewal.cli.kills.checked_client import NUMBERS, read_keys
-from tidewal.runtime.errors import TidewalError
+from tidewal.runtime.errors import BadRecord, TidewalError
 from tidewal.runtime.log.names import Names
-from tidewal.runtime.log.record import decode
-from tidewal.runtime.log.wal import ChannelPolicy, From, FromId, Wal
+from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.wal import ChannelPolicy, Entry, From, FromId, Wal
+from tidewal.runtime.streams.channel_reader import ChannelReader
 from tidewal.runtime.testing.histories import history_checks as checks
 from tidewal.runtime.testing.histories.client_history import ClientCall, load_calls
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
-from .inside import CHANNELS, COPIES, open_log
+from .inside import CHANNELS, COPIES, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
+from .member import SENT
 from .workers import Worker
 
 ROUND_S = 40.0
 CALM_S = 180.0  # within which all must have come to an end behind the last fault
 PAUSE_S = 0.3
 CLIENTS = 2
-GROUPS = {"once": "exactly_once", "least": "at_least_once"}  # the name of a group, and its semantics
+GROUPS = {
+    "once": "exactly_once",
+    "least": "at_least_once",
+    SENT: "exactly_once",
+}  # the name of a group, and its semantics
 MEMBERS = 2  # of each group
 DELETED_GRACE_NS = 5_000_000_000  # in which a broker may still take what it was told to delete
 READ_ENTRIES = 200  # of a channel, to make garbage of
@@ -222,10 +229,11 @@ class Run:
             worker.tell("clock 0")
 
     async def _pollute(self, rng: random.Random) -> None:
-        """Append garbage to a channel of the node's own, from outside."""
+        """Append garbage to a channel of the node's own, from outside: of replies, or, as often, of what lasts."""
         names = Names()
         internal = [name for name in await patiently(self._wal.channels) if name.startswith(names.prefix)]
-        channel = rng.choice(internal)
+        replies = [name for name in internal if name.startswith(names.replies(""))]
+        channel = rng.choice(rng.choice([replies, sorted(set(internal) - set(replies))]))
         real: list[bytes] = []
         try:
             async with asyncio.timeout(PAUSE_S):
@@ -259,12 +267,14 @@ class Run:
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
         operations = load_calls(path for path in this.histories if path.exists())
+        sent = await self._sent(this)
         if self._groups:
             await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
+            await self._until(lambda: self._passed_on(this, sent), "a group does not copy all that was sent")
         late = [worker.name for worker in this.members if not await worker.stop()]
         found += [f"{name} did not end (see {name}.log)" for name in late]
         found += checks.errors(operations) + self._after_deletion(this, operations)
-        found += await self._compare_channels(this, operations)
+        found += await self._compare_channels(this, operations, sent)
         if found:  # a node over such a log may answer nothing any more
             raise Violation(found)
         found += await self._compare_rows(this, operations)
@@ -282,12 +292,29 @@ class Run:
         groups = {group.name: group.positions for group in await self._wal.groups()}
         for channel in this.channels("in"):
             last = await self._wal.latest_id(channel)
-            for group in self._groups:
+            for group in set(self._groups) - {SENT}:
                 if last is not None and groups.get(f"{this.prefix}-{group}", {}).get(channel) != last:
                     return False
         return True
 
-    async def _compare_channels(self, this: Round, operations: list[ClientCall]) -> list[str]:
+    async def _sent(self, this: Round) -> list[checks.Content]:
+        """What the clients of the round have sent, as it lies in each partition of the topic."""
+        topic = await patiently(lambda: self._client.describe_topic(TOPIC))
+        reader = await patiently(self.log.open_reader)
+        try:
+            return [await patiently(partial(_messages, reader, name, this.prefix)) for name in topic.pchannels]
+        finally:
+            await reader.close()
+
+    async def _passed_on(self, this: Round, sent: Sequence[checks.Content]) -> bool:
+        for channel, content in zip(this.channels(SENT), sent, strict=True):
+            if len(await everything(self._wal, channel)) < len(_passing(content)):
+                return False
+        return True
+
+    async def _compare_channels(
+        self, this: Round, operations: list[ClientCall], sent: Sequence[checks.Content]
+    ) -> list[str]:
         channels = [channel for kind in ("in", *self._groups) for channel in this.channels(kind)]
         reader = await patiently(self.log.open_reader)
         try:
@@ -295,11 +322,13 @@ class Run:
         finally:
             await reader.close()
         inputs = {channel: contents[channel] for channel in this.channels("in")}
-        found = checks.appends(operations, inputs) + checks.watched(operations, inputs)
+        messages = [message for content in sent for message in content]
+        found = checks.appends(operations, {**inputs, TOPIC: messages}) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
-            for given, made in zip(this.channels("in"), this.channels(group), strict=True):
+            given = [_passing(content) for content in sent] if group == SENT else list(inputs.values())
+            for content, made in zip(given, this.channels(group), strict=True):
                 exactly_once = semantics == "exactly_once"
-                found += checks.copies(made, contents[given], contents[made], exactly_once=exactly_once)
+                found += checks.copies(made, content, contents[made], exactly_once=exactly_once)
         return found
 
     async def _content(self, reader: Wal, channel: str) -> checks.Content:
@@ -369,6 +398,22 @@ class Run:
             if time.monotonic() > deadline:
                 raise Violation([f"{otherwise} within {CALM_S:g} s"])
             await asyncio.sleep(PAUSE_S)
+
+
+def _ignore(channel: str, entry: Entry, error: BadRecord) -> None:
+    """Garbage, of which the group's members make dead letters."""
+
+
+async def _messages(reader: Wal, channel: str, prefix: str) -> checks.Content:
+    """What a partition has of a round, without what no owner wrote."""
+    records = ChannelReader(channel, on_bad=_ignore).accept(await everything(reader, channel))
+    bodies = [(each.id.hex(), bytes(each.body).decode()) for each in records if each.type is RecordType.MESSAGE]
+    return [(id, payload) for id, payload in bodies if payload.startswith(f"{prefix}c")]
+
+
+def _passing(content: checks.Content) -> checks.Content:
+    """What the group that reads the topic gets: messages with an odd number."""
+    return [(id, payload) for id, payload in content if int(payload.rpartition(":")[2]) % 2]
 
 
 async def patiently(call: Callable[[], Awaitable[Result]]) -> Result:

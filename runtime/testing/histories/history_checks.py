@@ -5,6 +5,7 @@ it found, as sentences. The calls that they know:
 
     kind      about                              result             checked by
     append    entries: [{channel, payload}]      ids                appends
+    send      entries: [{channel, payload}]      ts                 appends (the channel is a topic)
     saw       channel, ids                                          watched
     insert    first, count: rows of these ids    ts                 rows
     set       values: {key: version or null}     ts                 keys, versions
@@ -42,12 +43,12 @@ def errors(calls: Iterable[ClientCall]) -> list[str]:
 
 
 def appends(calls: Iterable[ClientCall], contents: Mapping[str, Content]) -> list[str]:
-    """Each payload is in its channel as often as its outcome says, under the id that was told, and those of one
-    producer are in the order in which they were sent."""
+    """Each payload is in its channel as often as its outcome says, under the id that was told if one was, and those of
+    one producer are in the order in which they were sent."""
     asked = {
         (entry["channel"], entry["payload"]): (call, index)
         for call in calls
-        if call.kind == "append"
+        if call.kind in ("append", "send")
         for index, entry in enumerate(call.about["entries"])
     }
     found: list[str] = []
@@ -68,8 +69,9 @@ def _presence(what: str, call: ClientCall, index: int, ids: list[str]) -> list[s
         return [f"{what} is there {len(ids)} times ({call.outcome})"]
     if call.outcome == "ok" and not ids:
         return [f"{what} was acknowledged and is lost"]
-    if call.outcome == "ok" and call.result["ids"][index] != ids[0]:
-        return [f"{what} was acknowledged as {call.result['ids'][index]} and is at {ids[0]}"]
+    told = call.result.get("ids")
+    if call.outcome == "ok" and told and told[index] != ids[0]:
+        return [f"{what} was acknowledged as {told[index]} and is at {ids[0]}"]
     if call.outcome == "refused" and ids:
         return [f"{what} was refused ({call.result}) and is there"]
     return []
