@@ -62,10 +62,12 @@ if TYPE_CHECKING:
     from .runtime.dataflow.windowed import Windowed as Windowed
     from .runtime.dataflow.windows import hopping as hopping, session as session, tumbling as tumbling
     from .runtime.errors import TidewalError as TidewalError
+    from .runtime.groups.ack_timer import extend_ack_timeout as extend_ack_timeout
     from .runtime.groups.processing import Semantics as Semantics, process as process
     from .runtime.groups.group_filter import change_group_filter as change_group_filter
     from .runtime.groups.record_member import RecordMember as RecordMember
     from .runtime.groups.record_pack import RecordPack as RecordPack
+    from .runtime.groups.nack import Nack as Nack
     from .runtime.groups.retry_policy import RetryPolicy as RetryPolicy
     from .runtime.log.opening import open_wal as open_wal
     from .runtime.log.record import Record as Record, RecordType as RecordType
@@ -123,10 +125,12 @@ else:
             ".runtime.dataflow.windowed": "Windowed",
             ".runtime.dataflow.windows": "hopping session tumbling",
             ".runtime.errors": "TidewalError",
+            ".runtime.groups.ack_timer": "extend_ack_timeout",
             ".runtime.groups.processing": "Semantics process",
             ".runtime.groups.group_filter": "change_group_filter",
             ".runtime.groups.record_member": "RecordMember",
             ".runtime.groups.record_pack": "RecordPack",
+            ".runtime.groups.nack": "Nack",
             ".runtime.groups.retry_policy": "RetryPolicy",
             ".runtime.log.opening": "open_wal",
             ".runtime.log.record": "Record RecordType",

@@ -48,10 +48,12 @@ if TYPE_CHECKING:
         tumbling as tumbling,
     )
     from .errors import TidewalError as TidewalError
+    from .groups.ack_timer import extend_ack_timeout as extend_ack_timeout
     from .groups.processing import Semantics as Semantics, process as process
     from .groups.group_filter import change_group_filter as change_group_filter
     from .groups.record_member import RecordMember as RecordMember
     from .groups.record_pack import RecordPack as RecordPack
+    from .groups.nack import Nack as Nack
     from .groups.retry_policy import RetryPolicy as RetryPolicy
     from .log.dead_letters import DeadLetters as DeadLetters
     from .log.heartbeats import Announcement as Announcement, announcements as announcements
@@ -127,10 +129,12 @@ else:
             ".dataflow.windowed": "Windowed",
             ".dataflow.windows": "FixedWindows SessionWindows Window hopping session tumbling",
             ".errors": "TidewalError",
+            ".groups.ack_timer": "extend_ack_timeout",
             ".groups.processing": "Semantics process",
             ".groups.group_filter": "change_group_filter",
             ".groups.record_member": "RecordMember",
             ".groups.record_pack": "RecordPack",
+            ".groups.nack": "Nack",
             ".groups.retry_policy": "RetryPolicy",
             ".log.dead_letters": "DeadLetters",
             ".log.heartbeats": "Announcement announcements",

@@ -89,6 +89,13 @@ class DeadlineExceeded(TidewalError):
     retryable = True
 
 
+class AckTimeout(TidewalError):
+    """A handler of a consumer group held what it got for longer than `ack_timeout_s` of its retry policy (`timeout_s`):
+    the attempt counts, and what it made does not. Extend the time (`extend_ack_timeout`), or set more."""
+
+    timeout_s: _Named[float] = _Named()
+
+
 class Lagging(TidewalError):
     """The reader is too far behind the log to answer at the asked freshness (`channel`, `lag_s`)."""
 

@@ -23,12 +23,14 @@ from weakref import WeakKeyDictionary
 import msgpack
 
 from ..clock import HybridClock
-from ..errors import Fenced, InvalidRequest, MessageTooLarge, TidewalError
+from ..errors import AckTimeout, Fenced, InvalidRequest, MessageTooLarge, TidewalError
 from ..log.record import DECODE_ERRORS
 from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
+from .ack_timer import ack_timer
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
+from .nack import Nack
 from .retry_policy import RetryPolicy
 from .work import Batch, D, Left, LogAway, Member, check_awaitable, ends_once_closed, has_lost, of_the_log, outputs_of
 
@@ -246,8 +248,9 @@ class Retries(Generic[D]):
                 await self._prepare(unit)
             excused.clear()
             try:
-                answer = self._handle(unit)
-                outputs = outputs_of(await answer) if isawaitable(answer) else ()
+                async with ack_timer(self._policy.ack_timeout_s):
+                    answer = self._handle(unit)
+                    outputs = outputs_of(await answer) if isawaitable(answer) else ()
             except Exception as error:
                 if isinstance(error, Fenced):
                     raise
@@ -305,18 +308,25 @@ class Retries(Generic[D]):
         """Note a failed attempt at the first unit."""
         unit = held.units[0]
         _log.info("group %s: attempt %d at %s failed: %r", self._member.group, held.made + 1, _shown(unit), error)
+        self._count(error)
         if self._policy.is_transient(error):
             held.waits += 1
-            held.due = self._after(held.waits)
+            held.due = self._after(held.waits, error)
             await self._excuse(unit, Attempts(unit.first, held.made + 1, _alone(unit)))
         elif not _alone(unit):  # which of them failed is not known
             held.units.extendleft(reversed(held.units.popleft().parts()))
             held.made, held.error, held.waits = 0, None, 0
-            held.due = self._after(1)
+            held.due = self._after(1, error)
         else:
             held.made, held.error, held.waits = held.made + 1, error, 0
             over = held.made >= self._policy.attempts or isinstance(error, self._policy.permanent)
-            held.due = self._now() if over else self._after(held.made)
+            held.due = self._now() if over else self._after(held.made, error)
+
+    def _count(self, error: Exception) -> None:
+        if self._metrics is not None and isinstance(error, AckTimeout):
+            self._metrics.counter("wal_group_ack_timeout_total", group=self._member.group).inc()
+        elif self._metrics is not None and isinstance(error, Nack):
+            self._metrics.counter("wal_group_nack_total", group=self._member.group).inc()
 
     def _drop(self, channel: str) -> None:
         held = self._held.pop(channel, None)
@@ -345,8 +355,9 @@ class Retries(Generic[D]):
         _, inside = unwrap(Layer.ATTEMPTS, self._member.metadata(channel))
         return wrap(Layer.ATTEMPTS, attempts.to_bytes(), inside)
 
-    def _after(self, attempt: int) -> float:
-        return self._now() + self._policy.pause_s(attempt, self._chance)
+    def _after(self, attempt: int, error: Exception) -> float:
+        asked_s = error.delay_s if isinstance(error, Nack) else None
+        return self._now() + (self._policy.pause_s(attempt, self._chance) if asked_s is None else asked_s)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

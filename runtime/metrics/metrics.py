@@ -104,6 +104,8 @@ _WAL = (
         CHANNEL,
     ),
     counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
+    counter("wal_group_ack_timeout_total", "Attempts of handlers that ack_timeout_s ended", "group"),
+    counter("wal_group_nack_total", "Attempts of handlers that gave back what they got, by Nack", "group"),
     counter("wal_group_filtered_total", "Entries that did not pass the filter of a group, sent or not", "group"),
     counter("wal_group_dead_letter_total", "Entries that became dead letters of a group, by reason", "group", "reason"),
     gauge("wal_keyed_state_keys", "count", "Keys of a keyed state; the channel is its input", "group", CHANNEL),

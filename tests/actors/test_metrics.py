@@ -50,6 +50,8 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_group_filtered_total",  # likewise: tests/adapters/rocksmq/test_filtered_reading.py
     "wal_group_reset_total",
     "wal_group_retry_total",  # likewise
+    "wal_group_ack_timeout_total",  # these two in tests/runtime/test_groups_visibility.py
+    "wal_group_nack_total",
     "wal_keyed_state_keys",  # of programs with keyed state, as are these five: tests/runtime/dataflow
     "wal_keyed_state_bytes",
     "wal_keyed_changelog_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import ClassVar
@@ -10,6 +11,8 @@ from typing import ClassVar
 import pytest
 
 from ...errors import Closed, Fenced, InvalidRequest, Overloaded
+from ...groups.ack_timer import extend_ack_timeout
+from ...groups.nack import Nack
 from ...groups.processing import Semantics, process
 from ...groups.retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from ...log.record import decode
@@ -182,6 +185,38 @@ class TestGroupSteps(ConformanceTests):
             "reason": "handler",
             "attempts": 2,
         }
+        await member.aclose()
+        await processing
+
+    @pytest.mark.parametrize("semantics", [each for each in Semantics if each is not Semantics.AT_MOST_ONCE])
+    async def test_what_a_handler_holds_for_too_long_or_gives_back_comes_again_and_counts(
+        self, wal: Wal, semantics: Semantics
+    ) -> None:
+        if semantics is Semantics.EXACTLY_ONCE and not wal.capabilities.atomic_commits:
+            pytest.skip("no commits of outputs with positions")
+        await create(wal, "a", "out")
+        await fill(wal, "a", 4)
+        calls: Counter[bytes] = Counter()
+
+        async def handle(delivered: Delivered) -> Sequence[Append]:
+            (*_, last) = found = payloads(delivered.entries)
+            calls.update(found)
+            if b"1" in found:
+                await asyncio.Event().wait()  # for ever
+            if b"2" in found and calls[b"2"] < 3:
+                raise Nack("not yet", delay_s=0.01)
+            if last == b"3" and calls[b"3"] < 3:
+                extend_ack_timeout(60.0)
+            return [Append("out", bytes(entry.payload)) for entry in delivered.entries]
+
+        member = await wal.join("g", ["a"])
+        retry = RetryPolicy(attempts=3, first_pause_s=0.001, ack_timeout_s=0.1)
+        processing = asyncio.create_task(process(wal, member, handle, semantics, retry=retry))
+        assert payloads(await take(wal, "out", From.EARLIEST, 3)) == [b"0", b"2", b"3"]
+        (entry,) = await take(wal, GROUP_DEAD_LETTERS, From.EARLIEST, 1)
+        letter = decode(entry.payload)
+        assert (bytes(letter.body), letter.tags["attempts"]) == (b"1", 3)
+        assert "AckTimeout" in str(letter.tags["message"])
         await member.aclose()
         await processing
 
