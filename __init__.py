@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .actors.sync_client import SyncClient as SyncClient, connect_sync as connect_sync
     from .actors.sync_standalone import SyncStandalone as SyncStandalone, standalone_sync as standalone_sync
     from .actors.topics.member import TopicMember as TopicMember
+    from .actors.topics.requests import TopicReply as TopicReply, TopicRequest as TopicRequest
+    from .actors.topics.serving import serve as serve
     from .actors.topics.messages import (
         Message as Message,
         MessageBodies as MessageBodies,
@@ -110,6 +112,8 @@ else:
             ".actors.sync_client": "SyncClient connect_sync",
             ".actors.sync_standalone": "SyncStandalone standalone_sync",
             ".actors.topics.member": "TopicMember",
+            ".actors.topics.requests": "TopicReply TopicRequest",
+            ".actors.topics.serving": "serve",
             ".actors.topics.messages": "Message MessageBodies Partitioner SendResult TopicMessage TopicPack",
             ".actors.topics.sync_member": "SyncTopicMember",
             ".runtime": "errors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -45,6 +45,7 @@ from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
 from .topics.member import TopicMember
 from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pack_messages
+from .topics.requests import TopicReply, ask, partition_of_request
 from .topics.send_turns import SendTurns
 from .topics.sender import TopicSender, messages_of
 
@@ -347,6 +348,30 @@ class Client:
                 if self._topics.get(topic.name) == topic:
                     del self._topics[topic.name]
                 raise
+
+    @checked
+    async def ask(
+        self,
+        topic: str,
+        message: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        tags: Mapping[str, TagValue] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> TopicReply:
+        """Send a request over a topic and return the reply of the member that serves it (by `serve`, or by
+        `TopicMember.reply`).
+
+        The request is a message with `key` and `tags`, durable as any, and served at least once: it is sent again under
+        the same id (`TopicRequest.id`) where no reply comes, after 5 s first. Raises the error that the server replies
+        with, `DeadlineExceeded` when no reply came within `deadline_s` seconds (the request may be served all the
+        same), and what `send` raises."""
+
+        def send(number: int, more: Mapping[str, TagValue], left_s: float) -> Awaitable[SendResult]:
+            place = None if key is not None else partial(partition_of_request, number)
+            return self.send(topic, Message(message, key, more), partitioner=place, deadline_s=left_s)
+
+        return await ask(self._rpc, topic, send, dict(tags or {}), deadline_s)
 
     @checked
     async def subscribe(

@@ -41,6 +41,7 @@ from .querynode.filter_params import FilterParams
 from .querynode.search import Metric
 from .rows import Rows
 from .topics.messages import MessageBodies, Partitioner, SendResult
+from .topics.requests import TopicReply
 from .topics.sync_member import SyncTopicMember
 
 T = TypeVar("T")
@@ -197,6 +198,18 @@ class SyncClient:
         its hash, the others of one call to one partition, by turns."""
         sent = self._client.send(topic, messages, key=key, tags=tags, partitioner=partitioner, deadline_s=deadline_s)
         return self._wait(sent)
+
+    def ask(
+        self,
+        topic: str,
+        message: bytes | str,
+        *,
+        key: bytes | str | None = None,
+        tags: Mapping[str, TagValue] | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> TopicReply:
+        """Send a request over a topic and return the reply of the member that serves it."""
+        return self._wait(self._client.ask(topic, message, key=key, tags=tags, deadline_s=deadline_s))
 
     def subscribe(
         self,

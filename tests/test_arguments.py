@@ -78,7 +78,7 @@ EXEMPT = {
     **dict.fromkeys(["Lookup.get", "ActorRef.ask"], HOT),
     "SyncClient": FORWARDED,
     "SyncTopicMember": "every argument goes to the call of the same name of `TopicMember`",
-    **dict.fromkeys(["Topic", "TopicMessage", "TopicPack", "TopicMember.__init__"], OURS),
+    **dict.fromkeys(["Topic", "TopicMessage", "TopicPack", "TopicMember.__init__", "TopicReply", "TopicRequest"], OURS),
 }
 
 

@@ -14,9 +14,12 @@ from ...runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, Top
 from ...runtime.groups.record_member import RecordMember
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.names import Names
+from ...runtime.log.record import TagValue
 from ...runtime.log.wal import Append, GroupMember, Wal
 from ...runtime.waiting import ended
-from .messages import TopicPack
+from .messages import TopicMessage, TopicPack, bytes_of
+from .replies import TopicReplies
+from .requests import TopicRequest
 
 LOOK_S = 5.0  # between two looks whether the topics are still there
 
@@ -49,6 +52,7 @@ class TopicMember(RecordMember):
         self._places = {
             channel: (topic.name, number) for topic in topics for number, channel in enumerate(topic.pchannels)
         }
+        self._replies = TopicReplies(wal, names)
         self._closed = False
         self._dropped: TopicNotFound | None = None
         self._watching = asyncio.create_task(self._watch())
@@ -93,6 +97,32 @@ class TopicMember(RecordMember):
                 channel=channel,
             )
 
+    @property
+    def wal(self) -> Wal:
+        """The log that it reads."""
+        return self._wal
+
+    @checked
+    async def reply(
+        self, message: TopicMessage, body: bytes | str = b"", *, tags: Mapping[str, TagValue] | None = None
+    ) -> None:
+        """Send the reply to a message that waits for one (`Client.ask`): before it is acknowledged, so that it comes
+        again where this member dies in between. A client that waits no more gets nothing. Raises `InvalidRequest` for
+        a message that waits for none, and for tags that cannot be sent, `MessageTooLarge` over 64 MiB, and what the log
+        raises."""
+        await self._replies.reply(_request_of(message), bytes_of(body), dict(tags or {}))
+
+    @checked
+    async def refuse(self, message: TopicMessage, error: TidewalError) -> None:
+        """Send an error as the reply: `ask` raises it. Raises as `reply` does."""
+        await self._replies.refuse(_request_of(message), error)
+
+    @checked
+    async def repeat_reply(self, message: TopicMessage) -> bool:
+        """Send the reply again that this member has sent to an earlier repetition of the same request. Returns whether
+        it did: it remembers the last 16,384 replies of up to 16 KiB, of 16 MiB together. Raises as `reply` does."""
+        return await self._replies.repeat(_request_of(message))
+
     async def aclose(self) -> None:
         """`GroupMember.aclose`."""
         self._closed = True
@@ -118,6 +148,15 @@ class TopicMember(RecordMember):
                 self._known_fences.update(fences)
                 if found.id != topic.id:
                     self._dropped = _dropped(topic)
+
+
+def _request_of(message: TopicMessage) -> TopicRequest:
+    if message.request is None:
+        raise InvalidRequest(
+            f"nobody waits for a reply to this message of {message.topic}: it was sent, and not asked with `ask`",
+            argument="message",
+        )
+    return message.request
 
 
 def _dropped(topic: Topic) -> TopicNotFound:

@@ -12,16 +12,18 @@ import msgpack
 from ...runtime.arguments import checked_fields
 from ...runtime.errors import InvalidRequest
 from ...runtime.groups.record_pack import RecordPack
-from ...runtime.log.record import DECODE_ERRORS, RecordType, Tags, TagValue
+from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, Tags, TagValue
 from ...runtime.log.wal import Payload
 from ...runtime.ownership.batch import OWNERS_TAGS
 from ...runtime.replicated.records import typed
+from .requests import REQUEST_TAGS, TopicRequest, request_of
 
 if TYPE_CHECKING:
     from ...runtime.filters.record_filter import RecordFilter
 
 HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
 MESSAGES_MAX = 10_000  # of one `send`
+_OTHERS_TAGS = OWNERS_TAGS | REQUEST_TAGS
 _TAG_VALUES = (str, int, float, bytes, type(None))
 
 
@@ -54,7 +56,8 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """A message as a member of a group gets it. `ts` is its timestamp in the log, `id` that of its last entry."""
+    """A message as a member of a group gets it. `ts` is its timestamp in the log, `id` that of its last entry;
+    `request` says who waits for a reply (`Client.ask`), None for nobody."""
 
     topic: str
     partition: int
@@ -63,6 +66,7 @@ class TopicMessage:
     body: Payload
     ts: int
     id: bytes
+    request: TopicRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,24 @@ class TopicPack(RecordPack):
     partition: int = 0
     where: RecordFilter | None = None
 
+    def _message(self, record: Record) -> TopicMessage:
+        return TopicMessage(
+            self.topic,
+            self.partition,
+            record.key,
+            _own(record.tags),
+            record.body,
+            record.ts,
+            record.id,
+            request_of(record.tags, record.ts),
+        )
+
     @cached_property
     def messages(self) -> list[TopicMessage]:
         """The messages that pass the filter, in the order of the partition: of a batch, whose records are here whole,
         these alone."""
         return [
-            TopicMessage(self.topic, self.partition, each.key, _own(each.tags), each.body, each.ts, each.id)
+            self._message(each)
             for each in self.records
             if each.type is RecordType.MESSAGE and (self.where is None or self.where.holds(each))
         ]
@@ -86,7 +102,7 @@ class TopicPack(RecordPack):
 
 def _own(tags: Tags) -> Tags:
     """The tags that the sender gave."""
-    return {name: value for name, value in tags.items() if name not in OWNERS_TAGS}
+    return {name: value for name, value in tags.items() if name not in _OTHERS_TAGS}
 
 
 PlacedMessage: TypeAlias = tuple[int, bytes, Tags, bytes]

@@ -7,10 +7,12 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+from ...runtime.errors import TidewalError
 from ...runtime.groups.record_pack import RecordPack
+from ...runtime.log.record import TagValue
 from ...runtime.log.wal import Append
 from .member import TopicMember
-from .messages import TopicPack
+from .messages import TopicMessage, TopicPack
 
 T = TypeVar("T")
 
@@ -80,6 +82,20 @@ class SyncTopicMember(Iterator[TopicPack]):
 
     async def _redeliver(self, delivered: RecordPack) -> None:
         self._member.redeliver(delivered)
+
+    def reply(
+        self, message: TopicMessage, body: bytes | str = b"", *, tags: Mapping[str, TagValue] | None = None
+    ) -> None:
+        """`TopicMember.reply`."""
+        self._wait(self._member.reply(message, body, tags=tags))
+
+    def refuse(self, message: TopicMessage, error: TidewalError) -> None:
+        """`TopicMember.refuse`."""
+        self._wait(self._member.refuse(message, error))
+
+    def repeat_reply(self, message: TopicMessage) -> bool:
+        """`TopicMember.repeat_reply`."""
+        return self._wait(self._member.repeat_reply(message))
 
     def close(self) -> None:
         """Leave the group: its partitions go to the other members."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from ..log.record import Record
 from ..log.wal import Delivered, Entry
@@ -47,11 +48,11 @@ class RecordPack:
         """The entries, as the member under it has delivered them."""
         return Delivered(self.channel, self.entries, self.assignment_epoch)
 
-    def parts(self) -> list[RecordPack]:
+    def parts(self) -> list[Self]:
         """The records one by one, and batches as a whole: each can be acknowledged or committed by itself, in order."""
         place = {entry.id: at for at, entry in enumerate(self.entries)}
         units = _units(self.records)
-        packs: list[RecordPack] = []
+        packs: list[Self] = []
         begin, begin_ts, owned = 0, self.begin_ts, self.owned_before
         for number, unit in enumerate(units):
             end = place[unit[-1].id] + 1

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 
 from ..arguments import checked
@@ -141,11 +141,36 @@ class RpcClient:
         An error has the field `outcome_unknown` where the request may have been served all the same: when it was sent
         more than once, an earlier incarnation of the role may have served it, and the next one refuse the repetition.
         """
+        with self.expect() as (number, reply):
+            return await self._call(number, reply, role, method, params, body, deadline_s)
+
+    @contextlib.contextmanager
+    def expect(self) -> Generator[tuple[int, asyncio.Future[Reply]]]:
+        """The number of a request that the caller sends itself, in this client's name, and what gets the reply to it,
+        or an error; leaving the context ends waiting. Raises as `call` does where this client is not open, or belongs
+        to another event loop."""
         if self._reader is None:
             raise Closed(f"{self.name} is not open")
-        loop = self._own_loop()
+        future: asyncio.Future[Reply] = self._own_loop().create_future()
         number = next(self._numbers)
+        self._waiting[number] = future
+        try:
+            yield number, future
+        finally:
+            self._waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # a call that was cancelled meanwhile does not retrieve it
 
+    async def _call(
+        self,
+        number: int,
+        future: asyncio.Future[Reply],
+        role: str,
+        method: str,
+        params: Params | Callable[[], Params] | None,
+        body: Payload,
+        deadline_s: float,
+    ) -> Reply:
         def request() -> Record:
             values = params() if callable(params) else params or {}
             tags = request_tags(method, values)
@@ -153,7 +178,6 @@ class RpcClient:
 
         first = request()
         to = None if params is None or callable(params) else params.get("to")
-        future = self._waiting[number] = loop.create_future()
         again = request if callable(params) else None
         submit, route = partial(self._submit, role), partial(self._route_to, to)
         sending = _Sending(role, first, again, submit, route, self._conclude, self._first_retry_s, future)
@@ -171,9 +195,6 @@ class RpcClient:
             ) from None
         finally:
             sending.stop()
-            self._waiting.pop(number, None)
-            if future.done() and not future.cancelled():
-                future.exception()  # a call that was cancelled meanwhile does not retrieve it
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         """The running loop, which must be the client's: on another one no reply would ever arrive."""

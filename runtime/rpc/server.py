@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,10 +29,9 @@ from .protocol import (
     reply_tags,
     values_of,
 )
+from .remembered_replies import RememberedReplies
 from .routes import LogReplies, ReplyRoute
 
-REMEMBERED_REPLIES = 16_384
-REMEMBERED_BYTES = 16 * 1024 * 1024  # of all replies that are remembered
 REMEMBERED_REPLY_BYTES = 16 * 1024  # larger replies come from reads, which can be done again
 
 
@@ -85,8 +83,7 @@ class RpcServer:
         self._log_replies = LogReplies(wal, names)
         self._start: Start = From.LATEST
         self._working: dict[tuple[str, int], ReplyRoute] = {}
-        self._answers: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._answers_bytes = 0
+        self._answers = RememberedReplies()
         self._fragments = FragmentAssembler(2 * MESSAGE_BYTES_MAX)
 
     async def open(self) -> None:
@@ -147,14 +144,8 @@ class RpcServer:
         except TidewalError as error:
             payloads = [_refusal(request.client, request.number, error)]
         if len(payloads) == 1 and len(payloads[0]) <= min(REMEMBERED_REPLY_BYTES, self._log_replies.message_bytes):
-            self._remember(known, payloads[0])
+            self._answers.add(known, payloads[0])
         self._send(*known, payloads, route)
-
-    def _remember(self, known: tuple[str, int], payload: bytes) -> None:
-        self._answers[known] = payload
-        self._answers_bytes += len(payload)
-        while len(self._answers) > REMEMBERED_REPLIES or self._answers_bytes > REMEMBERED_BYTES:
-            self._answers_bytes -= len(self._answers.popitem(last=False)[1])
 
     def _send(self, client: str, number: int, payloads: Sequence[bytes], route: ReplyRoute) -> None:
         try:

@@ -15,6 +15,7 @@ import pytest
 import tidewal
 from tests.actors.nodes import TAKEN_OVER_S, Nodes
 from tidewal.actors.client import Client
+from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.cluster.version import THIS_VERSION
 from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError, TopicNotFound
 from tidewal.runtime.replicated.records import FeatureLevels
@@ -120,6 +121,48 @@ async def test_owners_are_killed_ended_and_come_back(three: Nodes) -> None:
         await asyncio.sleep(6)
     traffic.check()
     assert traffic.longest_s < 2 * TAKEN_OVER_S + 2
+
+
+async def test_requests_are_answered_while_owners_and_members_die(three: Nodes) -> None:
+    served: dict[str, set[bytes]] = defaultdict(set)
+    asking = True
+
+    async def handle(message: tidewal.TopicMessage) -> bytes:
+        assert message.request is not None
+        served[message.request.id].add(bytes(message.body))
+        return b"reply to " + bytes(message.body)
+
+    async def serve(client: Client) -> None:
+        clock = HybridClock(three.loop.clock)
+        while asking:
+            async with await client.subscribe("t", "g", session_timeout_s=5, deadline_s=120) as member:
+                await tidewal.serve(member, handle, timeout_s=three.rng.uniform(1, 4), clock=clock)
+
+    async def ask(client: Client, name: str) -> int:
+        count = 0
+        while asking:
+            body = f"{name} {count}".encode()
+            assert (await client.ask("t", body, key=body, deadline_s=120)).body == b"reply to " + body
+            count += 1
+            await asyncio.sleep(three.rng.uniform(0, 0.2))
+        return count
+
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(three.client(f"c{n}")) for n in range(4)]
+        await clients[0].create_topic("t", PARTITIONS)
+        async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
+            counts = [tasks.create_task(ask(client, f"{n}")) for n, client in enumerate(clients[:2])]
+            for client in clients[2:]:
+                tasks.create_task(serve(client))
+            for name, away in (("a", three.kill), ("b", three.end), ("c", three.kill)):
+                await asyncio.sleep(three.rng.uniform(1, 3))
+                await away(name)
+                await asyncio.sleep(three.rng.uniform(0, 5))
+                await three.start(name)
+            await asyncio.sleep(6)
+            asking = False
+    assert min(count.result() for count in counts) > 10
+    assert all(len(bodies) == 1 for bodies in served.values()), "an id is of one request"
 
 
 async def test_a_partition_that_moves_loses_and_doubles_nothing(three: Nodes) -> None:

@@ -26,7 +26,8 @@ from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import Append, ChannelInfo, OnAppended
 from tidewal.runtime.rpc.client import CLOSE_S, RpcClient
 from tidewal.runtime.rpc.protocol import MESSAGE_BYTES_MAX
-from tidewal.runtime.rpc.server import REMEMBERED_BYTES, Request, RpcServer
+from tidewal.runtime.rpc.remembered_replies import REMEMBERED_BYTES
+from tidewal.runtime.rpc.server import Request, RpcServer
 from tidewal.runtime.testing.clock import run_virtual
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -300,7 +301,8 @@ def test_what_is_remembered_is_bounded_in_bytes() -> None:
         async with serving(wal) as server, calling(wal) as caller:
             for _ in range(REMEMBERED_BYTES // 15_000 + 100):
                 await caller.call("server", "echo", {}, bytes(15_000))
-            assert sum(map(len, server.inbox._answers.values())) <= REMEMBERED_BYTES
+            remembered = server.inbox._answers
+            assert sum(map(len, remembered._replies.values())) == remembered.size <= REMEMBERED_BYTES
 
     run_virtual(main())
 
