@@ -319,6 +319,20 @@ class TopicExists(InvalidRequest):
     topic: _Named[str] = _Named()
 
 
+class TopicEpochEnded(InvalidRequest):
+    """The topic (`topic`) has other partitions by now than those that messages were sent to. What was for the pchannels
+    in `written`, with commas between, is in the log; the rest never will be under that number. A client sends it to the
+    new partitions."""
+
+    topic: _Named[str] = _Named()
+    written: _Named[str] = _Named()
+
+    @property
+    def written_channels(self) -> frozenset[str]:
+        """The pchannels in `written`."""
+        return frozenset((self.written or "").split(",")) - {""}
+
+
 class ConfigError(TidewalError):
     """A setting is unknown, malformed or contradicts another (`key`)."""
 

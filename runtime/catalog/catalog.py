@@ -31,9 +31,10 @@ later version, which should have waited for a level, stops every reader: `Format
 
 and from feature level 2 on those of topics (`topics.py`).
 
-`fenced`, `released` and `renewed` a node may write itself (`NODE_KINDS`), without the leader. Then `node` names it, and
-it must own the channels: what such a record rests on is its grant, and that is in this log. Every grant has another
-term, so a record of one that has passed is refused wherever it lands, whichever leaders have come meanwhile.
+`fenced`, `released`, `renewed`, `partition_ended` and `partition_begun` a node may write itself (`NODE_KINDS`), without
+the leader. Then `node` names it, and it must own the channels: what such a record rests on is its grant, and that is in
+this log. Every grant has another term, so a record of one that has passed is refused wherever it lands, whichever
+leaders have come meanwhile.
 
 A term that has no fence here never took appends: its owner waits to read its own `fenced`. So the next owner need not
 pass its limit, and owners that fail one after another carry no clock ahead.
@@ -57,14 +58,20 @@ from ..rows.schema import CollectionSchema
 from ..streams.channel_reader import Granted
 from .placement_wishes import PlacementWishes
 from .rising_limit import RisingLimit
+from .topic_epochs import PartitionEnd
 from .topics import DROPPING as TOPIC_DROPPING
 from .topics import READY as TOPIC_READY
 from .topics import TOPICS_LEVEL, Topic, Topics
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 DEFAULT_REPLICAS = 2
-NODE_KINDS = frozenset({"fenced", "released", "renewed"})
-TOPIC_KINDS = ("create_topic", "topic_ready", "drop_topic", "topic_dropped")
+PARTITION_KINDS = frozenset({"partition_ended", "partition_begun"})
+NODE_KINDS = frozenset({"fenced", "released", "renewed"}) | PARTITION_KINDS
+TOPIC_KINDS = (
+    *("create_topic", "topic_ready", "drop_topic", "topic_dropped"),
+    *("alter_topic", "epoch_ready", "retire_epoch", "epoch_retired"),
+    *PARTITION_KINDS,
+)
 
 
 class CollectionBeginning(NamedTuple):
@@ -311,9 +318,37 @@ class Catalog:
         self.topics.set_state(typed(event["id"], int), TOPIC_DROPPING)
 
     def _on_topic_dropped(self, event: Event) -> None:
-        for channel in self.topics.remove(typed(event["id"], int)).pchannels:
+        self._forget(self.topics.remove(typed(event["id"], int)).pchannels)
+
+    def _forget(self, pchannels: Sequence[str]) -> None:
+        for channel in pchannels:
             self.channels.pop(channel, None)
             self.rising.pop(channel, None)
+
+    def _on_alter_topic(self, event: Event) -> None:
+        partitions = [typed(vchannel, str) for vchannel in event["partitions"]]
+        hashed = typed(event["hashed"], bool)
+        self.topics.alter(typed(event["id"], int), typed(event["epoch"], int), partitions, hashed=hashed)
+
+    def _on_epoch_ready(self, event: Event) -> None:
+        self.topics.begin_epoch(typed(event["id"], int), typed(event["epoch"], int))
+
+    def _on_partition_ended(self, event: Event) -> None:
+        ends = {name: (term, PartitionEnd.from_wire(end)) for name, (term, *end) in event["channels"].items()}
+        self._check_terms(event, {name: typed(term, int) for name, (term, _) in ends.items()})
+        for name, (_, end) in ends.items():
+            self.topics.end_partition(name, end)
+
+    def _on_partition_begun(self, event: Event) -> None:
+        self._check_terms(event, {name: typed(term, int) for name, (term,) in event["channels"].items()})
+        for name in event["channels"]:
+            self.topics.begin_partition(name)
+
+    def _on_retire_epoch(self, event: Event) -> None:
+        self.topics.retire_epoch(typed(event["id"], int), typed(event["epoch"], int))
+
+    def _on_epoch_retired(self, event: Event) -> None:
+        self._forget(self.topics.remove_epoch(typed(event["id"], int), typed(event["epoch"], int)))
 
     def _on_grant(self, event: Event) -> None:
         node, limit = typed(event["node"], str), typed(event["limit"], int)

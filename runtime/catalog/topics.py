@@ -5,6 +5,11 @@ A topic is a list of epochs, and an epoch a list of partitions: a message with a
 retention, ownership and pressure are the partition's; its messages name its vchannel, which is never used again. Topics
 and collections count their ids together, and may have the same names.
 
+A topic that gets another number of partitions gets an epoch, whose channels are all new. From `epoch_ready` on the
+owners of the epoch before take no message; each writes EPOCH_END behind the last one. A partition of the new epoch
+takes messages once each of its predecessors has ended and its owner has written EPOCH_BEGIN, which names these ends. So
+per key all messages of an epoch lie before all of the next, in the log and in time.
+
 Their events (feature level 2):
 
     create_topic   topic    a topic begins to exist; its channels may not be there yet: none has its name, and neither a
@@ -12,13 +17,22 @@ Their events (feature level 2):
     topic_ready    id       its channels are there, and are granted to owners from now on
     drop_topic     id       it takes no more messages: its owners give its channels up, and none gets them
     topic_dropped  id       its channels are removed, and its name is free. No node owns one of them
+    alter_topic    id, epoch, partitions, hashed   an epoch of that number is to come, with these vchannels; its
+                            channels may not be there yet. `hashed`: keys alone decide on partitions
+    epoch_ready    id, epoch    its channels are there: it takes messages, and the epoch before takes none
+    partition_ended   node, channels   by pchannel the term under which its owner has written EPOCH_END, its id and
+                            timestamp; the owner writes this itself
+    partition_begun   node, channels   by pchannel the term under which its owner has written EPOCH_BEGIN
+    retire_epoch   id, epoch    the first epoch goes: its owners give its channels up, and none gets them
+    epoch_retired  id, epoch    its channels are removed. No node owns one of them
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from ..errors import InvalidRequest, PreconditionFailed, TopicNotFound
@@ -26,6 +40,7 @@ from ..log.names import pchannel_of
 from ..log.wal import ChannelPolicy
 from ..nearest import nearest
 from ..replicated.records import typed
+from .topic_epochs import PartitionEnd, predecessors
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 TOPICS_LEVEL = 2  # the feature level from which there are topics
@@ -36,9 +51,13 @@ _name_rule = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic. Each of its `epochs` lists the vchannels of its partitions in their order; the last one takes
-    messages. `retention_s` and `retention_bytes` are those of each partition's channel (`ChannelPolicy`; None keeps
-    everything); `created_ts` is when it began to exist."""
+    """One topic. Each of its `epochs`, of which the first has the number `first_epoch`, lists the vchannels of its
+    partitions in their order; the last one takes messages. `retention_s` and `retention_bytes` are those of each
+    partition's channel (`ChannelPolicy`; None keeps everything); `created_ts` is when it began to exist.
+
+    `coming` is the epoch to come, while its channels are made. By pchannel, `ends` has the partitions that have ended,
+    and `begun` those of later epochs that have begun. In the epochs of the numbers in `unhashed` keys alone do not
+    decide on partitions: each follows all of the epoch before. `retiring`: the first epoch is being removed."""
 
     id: int
     name: str
@@ -47,26 +66,73 @@ class Topic:
     state: str = CREATING
     retention_s: float | None = RETENTION_S
     retention_bytes: int | None = None
+    first_epoch: int = 1
+    coming: tuple[str, ...] = ()
+    ends: Mapping[str, PartitionEnd] = field(default_factory=dict[str, PartitionEnd], hash=False)
+    begun: frozenset[str] = frozenset()
+    unhashed: frozenset[int] = frozenset()
+    retiring: bool = False
 
     @property
     def epoch(self) -> int:
         """The number of the epoch that takes messages."""
-        return len(self.epochs)
+        return self.first_epoch + len(self.epochs) - 1
 
     @property
     def partitions(self) -> tuple[str, ...]:
         """The vchannels of the partitions that take messages, in their order."""
         return self.epochs[-1]
 
+    def partitions_of(self, epoch: int) -> tuple[str, ...]:
+        """The vchannels of the epoch of that number, in their order; none where it is not there (any more)."""
+        return self.epochs[epoch - self.first_epoch] if self.first_epoch <= epoch <= self.epoch else ()
+
     @property
     def pchannels(self) -> tuple[str, ...]:
         """The pchannels of all its partitions, in the order in which these were made."""
-        return tuple(dict.fromkeys(pchannel_of(vchannel) for epoch in self.epochs for vchannel in epoch))
+        epochs = (*self.epochs, self.coming)
+        return tuple(dict.fromkeys(pchannel_of(vchannel) for epoch in epochs for vchannel in epoch))
 
     @property
     def policy(self) -> ChannelPolicy:
         """The policy of its pchannels."""
         return ChannelPolicy(retention_s=self.retention_s, retention_bytes=self.retention_bytes)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no epoch is to come, and all partitions of the last one take messages."""
+        return not self.coming and not self.unbegun
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """By pchannel the number of its epoch, and that of its partition in it: in the order of both."""
+        return _places(self.first_epoch, self.epochs)
+
+    def predecessors(self, pchannel: str) -> list[str]:
+        """The pchannels of the epoch before that are read to their ends before `pchannel` is."""
+        if pchannel not in self.places:
+            return []
+        epoch, number = self.places[pchannel]
+        before = [name for name, (other, _) in self.places.items() if other == epoch - 1]
+        return predecessors(before, len(self.partitions_of(epoch)), number, hashed=epoch not in self.unhashed)
+
+    @property
+    def unbegun(self) -> list[str]:
+        """The pchannels of the last epoch that take no messages yet."""
+        if self.epoch == 1:
+            return []
+        return [name for name, (epoch, _) in self.places.items() if epoch == self.epoch and name not in self.begun]
+
+    @property
+    def unended(self) -> list[str]:
+        """The pchannels of epochs that are over, whose partitions have not ended yet."""
+        return [name for name, (epoch, _) in self.places.items() if epoch < self.epoch and name not in self.ends]
+
+    def is_to_go(self, pchannel: str) -> bool:
+        """Whether its owner is to give `pchannel` up, because it is removed."""
+        return self.state == DROPPING or (
+            self.retiring and pchannel in self.places and self.places[pchannel][0] == self.first_epoch
+        )
 
     def to_wire(self) -> dict[str, Any]:
         """The wire form: a map that msgpack can encode."""
@@ -78,6 +144,12 @@ class Topic:
             "state": self.state,
             "retention_s": self.retention_s,
             "retention_bytes": self.retention_bytes,
+            "first_epoch": self.first_epoch,
+            "coming": list(self.coming),
+            "ends": {name: list(end) for name, end in self.ends.items()},
+            "begun": sorted(self.begun),
+            "unhashed": sorted(self.unhashed),
+            "retiring": self.retiring,
         }
 
     @classmethod
@@ -86,7 +158,7 @@ class Topic:
         one."""
         if wire["state"] not in (CREATING, READY, DROPPING):
             raise ValueError(f"a topic that is {wire['state']!r}")
-        epochs = tuple(tuple(typed(name, str) for name in epoch) for epoch in wire["epochs"])
+        epochs = tuple(map(_names, wire["epochs"]))
         if not (epochs and all(epochs)):
             raise ValueError("a topic without partitions")
         seconds, size = wire["retention_s"], wire["retention_bytes"]
@@ -98,7 +170,26 @@ class Topic:
             wire["state"],
             None if seconds is None else typed(seconds, float),
             None if size is None else typed(size, int),
+            typed(wire["first_epoch"], int),
+            _names(wire["coming"]),
+            {typed(name, str): PartitionEnd.from_wire(end) for name, end in wire["ends"].items()},
+            frozenset(_names(wire["begun"])),
+            frozenset(typed(number, int) for number in wire["unhashed"]),
+            typed(wire["retiring"], bool),
         )
+
+
+@lru_cache(maxsize=256)
+def _places(first_epoch: int, epochs: tuple[tuple[str, ...], ...]) -> Mapping[str, tuple[int, int]]:
+    return {
+        pchannel_of(vchannel): (epoch, number)
+        for epoch, vchannels in enumerate(epochs, first_epoch)
+        for number, vchannel in enumerate(vchannels)
+    }
+
+
+def _names(wire: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(typed(name, str) for name in wire)
 
 
 def check_topic_name(name: str) -> None:
@@ -114,9 +205,12 @@ class Topics:
     """The topics of a catalog by name, in whatever state. `changes` counts how often they have changed."""
 
     def __init__(self, topics: Sequence[Topic] = ()) -> None:
-        self._by_name = {topic.name: topic for topic in topics}
-        self._of_channel = {channel: topic.name for topic in topics for channel in topic.pchannels}
+        self._by_name: dict[str, Topic] = {}
+        self._of_channel: dict[str, str] = {}
+        self._unbegun: dict[int, frozenset[str]] = {}  # by topic: pchannels of its last epoch; none is empty
         self.changes: int = 0
+        for topic in topics:
+            self._put(topic)
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._by_name.values()))
@@ -148,7 +242,17 @@ class Topics:
     @property
     def to_be_owned(self) -> frozenset[str]:
         """The pchannels that are to have an owner."""
-        return frozenset(channel for topic in self if topic.state == READY for channel in topic.pchannels)
+        return frozenset(
+            pchannel
+            for topic in self
+            if topic.state == READY
+            for pchannel in topic.places
+            if not topic.is_to_go(pchannel)
+        )
+
+    def has_begun(self, pchannel: str) -> bool:
+        """Whether `pchannel` takes what it is owned for: not while it is a partition whose predecessors go on."""
+        return not any(pchannel in channels for channels in self._unbegun.values())
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -156,20 +260,84 @@ class Topics:
         """A topic begins to exist. Raises `PreconditionFailed` where its name is taken."""
         if topic.name in self._by_name:
             raise PreconditionFailed(f"there is a topic {topic.name} by now")
-        self._by_name[topic.name] = topic
-        self._of_channel.update(dict.fromkeys(topic.pchannels, topic.name))
-        self.changes += 1
+        self._put(topic)
 
     def set_state(self, id: int, state: str) -> None:
         """Raises `PreconditionFailed` where the topic is gone."""
+        self._put(replace(self.present(id), state=state))
+
+    def alter(self, id: int, epoch: int, partitions: Sequence[str], *, hashed: bool) -> None:
+        """An epoch is to come. Raises `PreconditionFailed` where the topic is gone, is dropped, or has it already."""
         topic = self.present(id)
-        self._by_name[topic.name] = replace(topic, state=state)
+        if topic.state != READY or topic.coming or topic.epoch + 1 != epoch or not partitions:
+            raise PreconditionFailed(f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: it gets no {epoch}")
+        self._put(
+            replace(topic, coming=tuple(partitions), unhashed=topic.unhashed | ({epoch} if not hashed else set()))
+        )
+
+    def begin_epoch(self, id: int, epoch: int) -> None:
+        """The epoch that was to come takes messages. Raises `PreconditionFailed` where it does not come, or has."""
+        topic = self.present(id)
+        if topic.state != READY or not topic.coming or topic.epoch + 1 != epoch:
+            raise PreconditionFailed(
+                f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: {epoch} does not come"
+            )
+        self._put(replace(topic, epochs=(*topic.epochs, topic.coming), coming=()))
+
+    def end_partition(self, pchannel: str, end: PartitionEnd) -> None:
+        """A partition has ended; the first end counts."""
+        topic = self.of_channel(pchannel)
+        if topic is not None and pchannel not in topic.ends:
+            self._put(replace(topic, ends={**topic.ends, pchannel: end}))
+
+    def begin_partition(self, pchannel: str) -> None:
+        """A partition has begun."""
+        topic = self.of_channel(pchannel)
+        if topic is not None:
+            self._put(replace(topic, begun=topic.begun | {pchannel}))
+
+    def retire_epoch(self, id: int, epoch: int) -> None:
+        """The first epoch goes. Raises `PreconditionFailed` where it is not the first, or the only one."""
+        topic = self.present(id)
+        if topic.first_epoch != epoch or len(topic.epochs) == 1:
+            raise PreconditionFailed(f"epoch {epoch} of topic {topic.name} does not go now")
+        self._put(replace(topic, retiring=True))
+
+    def remove_epoch(self, id: int, epoch: int) -> Sequence[str]:
+        """The first epoch is gone; returns its pchannels. Raises `PreconditionFailed` where it was not to go."""
+        topic = self.present(id)
+        if topic.first_epoch != epoch or not topic.retiring:
+            raise PreconditionFailed(f"epoch {epoch} of topic {topic.name} does not go")
+        gone = [name for name in topic.places if topic.is_to_go(name)]
+        ends = {name: end for name, end in topic.ends.items() if name not in gone}
+        self._put(
+            replace(
+                topic,
+                epochs=topic.epochs[1:],
+                first_epoch=epoch + 1,
+                ends=ends,
+                begun=topic.begun.difference(gone),
+                retiring=False,
+            )
+        )
+        for channel in gone:
+            del self._of_channel[channel]
+        return gone
+
+    def _put(self, topic: Topic) -> None:
+        self._by_name[topic.name] = topic
+        self._of_channel.update(dict.fromkeys(topic.pchannels, topic.name))
+        if topic.unbegun:
+            self._unbegun[topic.id] = frozenset(topic.unbegun)
+        else:
+            self._unbegun.pop(topic.id, None)
         self.changes += 1
 
     def remove(self, id: int) -> Topic:
         """The topic is gone. Raises `PreconditionFailed` where it was before."""
         topic = self.present(id)
         del self._by_name[topic.name]
+        self._unbegun.pop(topic.id, None)
         for channel in topic.pchannels:
             del self._of_channel[channel]
         self.changes += 1

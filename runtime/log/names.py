@@ -34,9 +34,15 @@ class Names:
         return f"{pchannel}_{collection_id}v{shard}"
 
     @checked
-    def topic_pchannel(self, topic_id: int, partition: int) -> str:
-        """The physical channel of one partition of a topic; its `vchannel` has the partition's number for a shard's."""
-        return f"{self.prefix}-topic_{topic_id}_{partition}"
+    def topic_pchannel(self, topic_id: int, partition: int, epoch: int = 1) -> str:
+        """The physical channel of one partition of an epoch of a topic; its `vchannel` has the partition's number for a
+        shard's."""
+        return f"{self.prefix}-topic_{topic_id}_{'' if epoch == 1 else f'e{epoch}_'}{partition}"
+
+    @checked
+    def topic_pattern(self, topic_id: int) -> str:
+        """What matches the physical channels of all partitions of a topic, of those to come, too."""
+        return f"{self.prefix}-topic_{topic_id}_*"
 
     @property
     def catalog(self) -> str:

@@ -73,6 +73,8 @@ class RecordType(IntEnum):
     DELAYED = 1015
     CANCELLED = 1016
     MESSAGE = 1017  # of a topic's partition
+    EPOCH_END = 1018  # no message of the topic follows in this partition
+    EPOCH_BEGIN = 1019  # the first record of a partition that follows others: its body names their EPOCH_ENDs
 
 
 _TYPES = frozenset(map(int, RecordType))
@@ -86,12 +88,22 @@ CONTROL_TYPES = frozenset(
         RecordType.DROP_COLLECTION,
         RecordType.FENCE,
         RecordType.PRODUCERS,
+        RecordType.EPOCH_END,
+        RecordType.EPOCH_BEGIN,
     }
 )
 
 
 # What carries nothing but time and the state of channels: no reader delivers it.
-TIME_TYPES = frozenset({RecordType.TIME_TICK, RecordType.FENCE, RecordType.PRODUCERS})
+TIME_TYPES = frozenset(
+    {
+        RecordType.TIME_TICK,
+        RecordType.FENCE,
+        RecordType.PRODUCERS,
+        RecordType.EPOCH_END,
+        RecordType.EPOCH_BEGIN,
+    }
+)
 
 
 class BatchPart(NamedTuple):

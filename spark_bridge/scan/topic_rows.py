@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...runtime.clock import physical_ms
 from ...runtime.errors import BadRecord
-from ...runtime.log.record import MAGIC, Record, RecordType, Tags, TagValue, decode
+from ...runtime.log.record import MAGIC, TIME_TYPES, Record, RecordType, Tags, TagValue, decode
 from ...runtime.log.wal import Entry
 from .channel_range import ChannelRange, records_of, warn_of_skipped
 from .columns import TIME, spark_type
@@ -38,9 +38,7 @@ TOPIC_COLUMNS: Final[dict[str, pa.DataType]] = {
     HEADERS: pa.list_(_HEADER),
 }
 
-_CONTROL: Final = frozenset(
-    {RecordType.TIME_TICK, RecordType.FENCE, RecordType.HEARTBEAT, RecordType.PRODUCERS, RecordType.LEDGER}
-)
+_CONTROL: Final = TIME_TYPES | {RecordType.HEARTBEAT, RecordType.LEDGER}
 _FOREIGN: Final = frozenset({"length", "frame", "version"})  # reasons for which bytes are no record of Tidewal's
 
 
