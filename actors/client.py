@@ -27,6 +27,7 @@ from ..runtime.errors import (
     InvalidRequest,
     InvalidRows,
     TidewalError,
+    TopicEpochEnded,
     TopicNotFound,
     of_unknown_outcome,
 )
@@ -43,11 +44,12 @@ from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
+from .topics.group_start import begin_new_partitions
 from .topics.member import TopicMember
 from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pack_messages
 from .topics.requests import TopicReply, ask, partition_of_request
 from .topics.send_turns import SendTurns
-from .topics.sender import TopicSender, messages_of
+from .topics.sender import Sending, TopicSender, messages_of
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 """How fresh the answer to a question must be, see `Client`."""
@@ -283,6 +285,22 @@ class Client:
         return self._know_topic(Topic.from_wire(reply.values["topic"]))
 
     @checked
+    async def alter_topic(
+        self, topic: str, partitions: int, *, hashed: bool = True, deadline_s: float = DEADLINE_S
+    ) -> Topic:
+        """Let a topic have so many partitions from now on, more or fewer, and wait until these take messages. Sends and
+        members go on meanwhile: messages of one key keep their order, and what the partitions before have is read
+        before what follows it. A topic that has so many is fine. `hashed` is false where any sender has a partitioner
+        of its own: then each new partition is read only when all before are read to their ends.
+
+        Raises `TopicNotFound`, `InvalidRequest` over the limit and where another call alters the topic at the same
+        time, and `DeadlineExceeded` where an owner is away: it goes on, and the call may be repeated."""
+        found = await self.describe_topic(topic, deadline_s=deadline_s)  # not a later topic of that name
+        params = {"id": found.id, "epoch": found.epoch, "partitions": partitions, "hashed": hashed}
+        reply = await self._rpc.call("mixcoord", "alter_topic", params, deadline_s=deadline_s)
+        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+
+    @checked
     async def drop_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a topic with its messages. Members that read it end with `TopicNotFound`. Raises `TopicNotFound`, and
         `DeadlineExceeded` where an owner is away: it is removed later."""
@@ -319,32 +337,31 @@ class Client:
         collections; those of one call without a key go to one partition, by turns. A `partitioner` says for each
         message to which of so many partitions it goes. Messages of one client are in a partition in the order of its
         calls, and those of one call all or none. Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
-        listed = messages_of(messages, key, tags)
+        sending = Sending(self._sender, messages_of(messages, key, tags), partitioner)
         turns, number = self._send_turns.setdefault(topic, SendTurns()), next(self._sends)
-        known = self._topics.get(topic)
-        if known is not None and turns.free:
+        until = asyncio.get_running_loop().time() + deadline_s
+        known = self._topics.get(topic) if turns.free else None
+        while True:
+            found = known or await self._topic_in_turn(turns, number, topic, until)
             try:
-                return await self._send_in_turn(turns, number, known, listed, partitioner, deadline_s)
+                return await self._send_in_turn(turns, number, found, sending, until)
+            except TopicEpochEnded as error:
+                sending.divide(found, error)
             except TopicNotFound as error:
-                if error.fields.get("outcome_unknown"):
+                if sending.partitions:
+                    raise of_unknown_outcome(error) from None
+                if known is None or error.fields.get("outcome_unknown"):
                     raise
-        found = await self._topic_in_turn(turns, number, topic, deadline_s)
-        return await self._send_in_turn(turns, number, found, listed, partitioner, deadline_s)
+            known = None
 
     async def _send_in_turn(
-        self,
-        turns: SendTurns,
-        number: int,
-        topic: Topic,
-        messages: Sequence[Message],
-        partitioner: Partitioner | None,
-        deadline_s: float,
+        self, turns: SendTurns, number: int, topic: Topic, sending: Sending, until: float
     ) -> SendResult:
-        with turns.under_way(number, topic.id):
+        with turns.under_way(number, topic):
             try:
-                return await self._send_to(topic, messages, partitioner, deadline_s)
-            except TopicNotFound:
-                turns.refused(topic.id)
+                return await self._send_to(topic, sending, until)
+            except (TopicNotFound, TopicEpochEnded):
+                turns.refused(topic)
                 if self._topics.get(topic.name) == topic:
                     del self._topics[topic.name]
                 raise
@@ -386,7 +403,7 @@ class Client:
         deadline_s: float = DEADLINE_S,
     ) -> TopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
-        group without a position in a partition begins at `start`; `where` is its filter over the tags of messages, as
+        group without a position in a topic begins at `start`; `where` is its filter over the tags of messages, as
         that of `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`. Raises `TopicNotFound`,
         `InvalidFilter`, and `Unsupported` on a log without groups."""
         check_group_filter(where)
@@ -394,9 +411,11 @@ class Client:
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
         found = [(await self._described_topic(name, deadline_s))[0] for name in named]
-        channels = [channel for topic in found for channel in topic.pchannels]
+        if start is not From.EARLIEST:
+            await begin_new_partitions(self._wal, group, found)
+        patterns = [self._names.topic_pattern(topic.id) for topic in found]
         member = await self._wal.join(
-            group, channels, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
+            group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
         )
         fences: dict[str, Mapping[int, bytes]] = {}
         try:
@@ -413,24 +432,27 @@ class Client:
         fences = {channel: dict(each) for channel, each in values["fences"].items()}
         return self._know_topic(Topic.from_wire(values["topic"])), fences
 
-    async def _topic_in_turn(self, turns: SendTurns, number: int, name: str, deadline_s: float) -> Topic:
+    async def _topic_in_turn(self, turns: SendTurns, number: int, name: str, until: float) -> Topic:
         """The topic `name`, when it is this send's turn. The caller sends without waiting before."""
         try:
-            async with asyncio.timeout(deadline_s), turns.turn(number):
-                return self._topics.get(name) or (await self._described_topic(name, deadline_s))[0]
+            async with asyncio.timeout_at(until), turns.turn(number):
+                while True:
+                    left_s = max(0.0, until - asyncio.get_running_loop().time())
+                    found = self._topics.get(name) or (await self._described_topic(name, left_s))[0]
+                    if await turns.first(number):
+                        return found
         except TimeoutError as error:
             if isinstance(error, TidewalError):
                 raise
-            raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
+            raise DeadlineExceeded(f"{name} was not described in time, or earlier sends to it are not done") from None
 
     def _know_topic(self, topic: Topic) -> Topic:
         self._topics[topic.name] = topic
+        if topic.name in self._send_turns:
+            self._send_turns[topic.name].known(topic)
         return topic
 
-    async def _send_to(
-        self, topic: Topic, messages: Sequence[Message], partitioner: Partitioner | None, deadline_s: float
-    ) -> SendResult:
-        placed = self._sender.place(topic, messages, partitioner)
+    async def _send_to(self, topic: Topic, sending: Sending, until: float) -> SendResult:
         params = {
             "topic": topic.name,
             "id": topic.id,
@@ -438,8 +460,9 @@ class Client:
             "producer": self._rpc.name,
             "pseq": next(self._pseqs),
         }
-        reply = await self._ask_to_write("send", params, pack_messages(placed), deadline_s)
-        return SendResult(reply.values["ts"], len(placed), frozenset(partition for partition, *_ in placed))
+        left_s = max(0.0, until - asyncio.get_running_loop().time())
+        reply = await self._ask_to_write("send", params, pack_messages(sending.place(topic)), left_s)
+        return sending.result(reply.values["ts"])
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
@@ -534,6 +557,8 @@ class Client:
         while True:
             try:
                 return await self._rpc.call("proxy", method, timed, body, deadline_s=end - loop.time())
+            except TopicEpochEnded:  # that says what of it is written
+                raise
             except TidewalError as error:
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error

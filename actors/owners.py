@@ -22,6 +22,7 @@ from ..runtime.errors import (
     HandlerFailed,
     Overloaded,
     TidewalError,
+    TopicEpochEnded,
     Unavailable,
     of_unknown_outcome,
 )
@@ -98,7 +99,7 @@ class Owners:
         if state is None or state.owner == self._node.incarnation or state.term not in state.fences:
             return ""
         known = channel in self._node.message_bytes and self._node.cluster.has(state.owner)
-        return state.owner if known else ""
+        return state.owner if known and self._catalog.catalog.topics.has_begun(channel) else ""
 
     def changed(self) -> Coroutine[Any, Any, None]:
         """Wait until channels may have been opened or closed since this call."""
@@ -300,7 +301,9 @@ class Owners:
         # first the owner in this process: where it refuses, nothing is sent to others
         owners = sorted(self._by_owner(channels).items(), key=lambda each: each[0] != self._node.incarnation)
         appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners]
-        return appends[0] if len(appends) == 1 else asyncio.ensure_future(_together(appends))
+        if len(appends) == 1:
+            return appends[0]
+        return asyncio.ensure_future(_together(appends, [theirs for _, theirs in owners]))
 
     def _append_to(
         self, owner: str, part: WritePart, channels: set[str], deadline_s: float
@@ -347,10 +350,10 @@ class Owners:
         return SendAgain(error.message, outcome_unknown=unknown)
 
 
-async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:
-    """The outcome of a write that several owners have appended a part of. One that has failed says nothing of the
-    others: to repeat the write asks them all again. What some refuse for now and others have taken keeps its place, or
-    it would land behind later writes of its client."""
+async def _together(appends: Sequence[asyncio.Future[Appended]], channels: Sequence[Sequence[str]]) -> Appended:
+    """The outcome of a write that several owners have appended a part of, each that for some of the `channels`. One
+    that has failed says nothing of the others: to repeat the write asks them all again. What some refuse for now and
+    others have taken keeps its place, or it would land behind later writes of its client."""
     results = await asyncio.gather(*appends, return_exceptions=True)
     done = [result for result in results if isinstance(result, Appended)]
     failed = [result for result in results if isinstance(result, BaseException)]
@@ -364,6 +367,15 @@ async def _together(appends: Sequence[asyncio.Future[Appended]]) -> Appended:
     again = next((error for error in failed if isinstance(error, SendAgain | Overloaded)), None)
     if again is not None:
         raise SendAgain(again.message, outcome_unknown=True)
+    ended = [error for error in failed if isinstance(error, TopicEpochEnded)]
+    if len(ended) == len(failed):  # each says for itself what is written: that is known of all
+        written = {name for result, theirs in zip(results, channels, strict=True) for name in _written(result, theirs)}
+        raise TopicEpochEnded(ended[0].message, topic=ended[0].fields["topic"], written=",".join(sorted(written)))
     if isinstance(failed[0], TidewalError):
         raise of_unknown_outcome(failed[0])
     raise failed[0]
+
+
+def _written(result: object, channels: Iterable[str]) -> Iterable[str]:
+    """Those of `channels` that have their part of a write, of which `result` is known."""
+    return result.written_channels if isinstance(result, TopicEpochEnded) else channels

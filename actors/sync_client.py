@@ -172,6 +172,11 @@ class SyncClient:
         )
         return self._wait(made)
 
+    def alter_topic(self, topic: str, partitions: int, *, hashed: bool = True, deadline_s: float = DEADLINE_S) -> Topic:
+        """Let a topic have so many partitions from now on, more or fewer, and wait until these take messages. `hashed`
+        is false where any sender has a partitioner of its own."""
+        return self._wait(self._client.alter_topic(topic, partitions, hashed=hashed, deadline_s=deadline_s))
+
     def drop_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a topic with its messages. Members that read it end with `TopicNotFound`."""
         self._wait(self._client.drop_topic(topic, deadline_s=deadline_s))

@@ -59,7 +59,7 @@ class Chosen:
     @classmethod
     def of_topic(cls, topic: Topic) -> Chosen:
         """The messages of a topic."""
-        return cls(list(topic.pchannels), messages=True)
+        return cls(list(topic.places), messages=True)
 
 
 @logged

@@ -1,4 +1,4 @@
-"""`tidewal topics`: create, list, describe and drop topics, send messages to one, and show what it has."""
+"""`tidewal topics`: create, list, describe, alter and drop topics, send messages to one, and show what it has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from ..runtime.catalog.topics import RETENTION_S, Topic
 from ..runtime.filters.subscription import filter_of
-from ..runtime.log.names import DEFAULT_PREFIX, Names
+from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.wal import Wal
 from .collections import Yes, ask
 from .connect import over_client, over_log
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLUMNS = ("topic", "partitions", "retention_s", "retention_bytes", "created")
 SENT_AT_ONCE = 1_000  # lines of standard input
 
-topics: typer.Typer = typer.Typer(help="Topics: create, list, describe, drop, send, tail.", no_args_is_help=True)
+topics: typer.Typer = typer.Typer(help="Topics: create, list, describe, alter, drop, send, tail.", no_args_is_help=True)
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
@@ -76,6 +76,27 @@ def describe(url: NodeUrl, topic: TopicName, as_json: AsJson = False, prefix: Pr
     print_rows(COLUMNS, [{**found, "partitions": len(found["partitions"])}])
     typer.echo()
     print_rows(("partition", "channel"), [{"partition": at, "channel": at_} for at, at_ in found["partitions"].items()])
+
+
+@topics.command()
+@logged
+def alter(
+    url: NodeUrl,
+    topic: TopicName,
+    partitions: Annotated[int, typer.Option(min=1, help="How many partitions it is to have from now on.")],
+    own_partitioner: Annotated[
+        bool, typer.Option("--own-partitioner", help="Senders have a partitioner of their own: keys may go anywhere.")
+    ] = False,
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+) -> None:
+    """Give a topic another number of partitions, more or fewer, while it is written and read.
+
+    Messages of one key keep their order. A multiple or a divisor is best: with 16 after 8 each new partition waits for
+    one of those before, with 9 for all of them.
+    """
+    made = over_client(url, prefix, lambda client: client.alter_topic(topic, partitions, hashed=not own_partitioner))
+    typer.echo(json.dumps(_described(made)) if as_json else f"{topic} has {len(made.partitions)} partitions")
 
 
 @topics.command()
@@ -154,7 +175,8 @@ def _described(topic: Topic) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "id": topic.id,
-        "partitions": dict(enumerate(topic.pchannels)),
+        "epoch": topic.epoch,
+        "partitions": dict(enumerate(map(pchannel_of, topic.partitions))),
         "retention_s": topic.retention_s,
         "retention_bytes": topic.retention_bytes,
         "created": shown_time(topic.created_ts),

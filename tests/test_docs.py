@@ -22,6 +22,7 @@ PAGES = (
     "groups.md",
     "metrics.md",
     "queues.md",
+    "growing-topics.md",
     "streams.md",
     "testing.md",
     "windows.md",

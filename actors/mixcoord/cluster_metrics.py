@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from ...runtime.catalog.topics import READY
 from ...runtime.clock import Clock
 from ...runtime.cluster.decisions import ClusterView
 from ...runtime.cluster.detector import SilenceDetector
@@ -50,6 +51,7 @@ class ClusterMetrics:
         self._metrics.gauge("mixcoord_feature_level").set(view.cluster.level)
         versions = Counter(member.version or "unknown" for member in members.values())
         self._show("mixcoord_member_version_num", "version", versions)
+        self._show_topics(view)
         ages_s: dict[str, float] = {}
         for member in members.values():
             if member.incarnation != view.own:  # a lease of one's own may be renewed without a record
@@ -65,6 +67,12 @@ class ClusterMetrics:
                 ownerless.append(channel)
         self._show("mixcoord_channel_num", "member_name", owned)
         self._show("mixcoord_channel_without_owner_seconds", "channel_name", self._without_owner_s(view, ownerless))
+
+    def _show_topics(self, view: ClusterView) -> None:
+        topics = [topic for topic in view.catalog.topics if topic.state == READY]
+        self._show("mixcoord_topic_partition_num", "topic_name", {each.name: len(each.partitions) for each in topics})
+        waiting = {topic.name: len(topic.unbegun) for topic in topics}
+        self._show("mixcoord_topic_waiting_partition_num", "topic_name", waiting)
 
     def _without_owner_s(self, view: ClusterView, ownerless: list[str]) -> Mapping[str, float]:
         now_s = self._clock.monotonic()

@@ -64,6 +64,16 @@ class CreateTopicParams(TypedDict):
     retention_bytes: Number | None
 
 
+class AlterTopicParams(TypedDict):
+    """The id of a topic, the number of the epoch that is its last, and how many partitions the next one is to have;
+    `hashed` as for `Client.alter_topic`."""
+
+    id: Number
+    epoch: Number
+    partitions: int
+    hashed: bool
+
+
 class DropTopicParams(TypedDict):
     """The id of a topic, which a later one of its name does not have."""
 

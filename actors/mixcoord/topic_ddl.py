@@ -14,7 +14,8 @@ from ...runtime.errors import DeadlineExceeded, Fenced, InvalidRequest, TidewalE
 from ...runtime.waiting import first_of
 from ..node import Node
 from ..requests import Answer, Method, Nothing
-from .requests import CreateTopicParams, DropTopicParams, OfTopic
+from .requests import AlterTopicParams, CreateTopicParams, DropTopicParams, OfTopic
+from .topic_epochs import TopicEpochs
 
 if TYPE_CHECKING:
     from ...runtime.rpc.server import Request
@@ -43,11 +44,13 @@ class TopicDdl:
         self._node, self._catalog = node, catalog
         self._adding, self._deciding, self._is_over = adding, deciding, is_over
         self._ddl: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by name, while one is held
+        self._epochs = TopicEpochs(node, catalog, deciding, self._until_given_up)
 
     def handlers(self) -> dict[str, Method]:
         """The methods, by name."""
         return {
             "create_topic": Method(self._create, CreateTopicParams),
+            "alter_topic": Method(self._alter, AlterTopicParams),
             "drop_topic": Method(self._drop, DropTopicParams),
             "describe_topic": Method(self._describe, OfTopic),
             "list_topics": Method(self._list, Nothing),
@@ -60,14 +63,10 @@ class TopicDdl:
     # ---- what clients ask -------------------------------------------------------------------------------------------
 
     async def _create(self, request: Request) -> Answer:
-        params, limit = request.params, self._node.settings.root_coord.max_topic_partition_num
+        params = request.params
         name: str = params["name"]
         check_topic_name(name)
-        if not 1 <= params["partitions"] <= limit:
-            raise InvalidRequest(
-                f"a topic has 1 to {limit} partitions (rootCoord.maxTopicPartitionNum), not {params['partitions']}",
-                argument="partitions",
-            )
+        self._check_partitions(params["partitions"])
         await self._until_level()
         async with self._ddl_of(name):
             found = self._topics.find(name)
@@ -84,6 +83,31 @@ class TopicDdl:
             if created:
                 await self._finish_create(found)
             return {"topic": self._topics.ready(name).to_wire(), "created": created}
+
+    async def _alter(self, request: Request) -> Answer:
+        params = request.params
+        id, epoch, partitions = params["id"], params["epoch"], params["partitions"]
+        self._check_partitions(partitions)
+        topic = await self._epochs.settled(id)  # an epoch that is begun is finished first
+        async with self._ddl_of(topic.name):
+            topic = self._epochs.present(id)
+            if len(topic.partitions) != partitions:
+                if topic.epoch != epoch or not topic.settled:
+                    raise InvalidRequest(
+                        f"topic {topic.name} was altered meanwhile, and has {len(topic.partitions)} partitions",
+                        argument="partitions",
+                    )
+                await self._epochs.announce(topic, partitions, hashed=params["hashed"])
+                await self._epochs.finish(self._epochs.present(id))
+        return {"topic": (await self._epochs.settled(id)).to_wire()}
+
+    def _check_partitions(self, partitions: int) -> None:
+        limit = self._node.settings.root_coord.max_topic_partition_num
+        if not 1 <= partitions <= limit:
+            raise InvalidRequest(
+                f"a topic has 1 to {limit} partitions (rootCoord.maxTopicPartitionNum), not {partitions}",
+                argument="partitions",
+            )
 
     async def _drop(self, request: Request) -> Answer:
         named = self._topics.by_id(request.params["id"])
@@ -152,19 +176,21 @@ class TopicDdl:
         await self._catalog.append({"kind": "topic_ready", "id": topic.id})
 
     async def _finish_drop(self, topic: Topic) -> None:
-        try:
-            async with asyncio.timeout(GIVEN_UP_S):
-                while owned := self._owned(topic.pchannels):
-                    await first_of(self._catalog.changed(), asyncio.sleep(LOOK_S))
-        except TimeoutError:
-            owned = self._owned(topic.pchannels)
-            raise DeadlineExceeded(
-                f"topic {topic.name} takes no more messages, and is removed once its owners have given it up: "
-                f"{', '.join(owned)} are owned",
-                outcome_unknown=True,
-            ) from None
+        await self._until_given_up(f"topic {topic.name} takes no more messages, and", topic.pchannels)
         await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in topic.pchannels))
         await self._catalog.append({"kind": "topic_dropped", "id": topic.id})
+
+    async def _until_given_up(self, what: str, channels: Sequence[str]) -> None:
+        """Wait until no process can write to `channels`, which their owners are to give up, for `what` is removed."""
+        try:
+            async with asyncio.timeout(GIVEN_UP_S):
+                while self._owned(channels):
+                    await first_of(self._catalog.changed(), asyncio.sleep(LOOK_S))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{what} is removed once its owners have given it up: {', '.join(self._owned(channels))} are owned",
+                outcome_unknown=True,
+            ) from None
 
     def _owned(self, channels: Sequence[str]) -> list[str]:
         """Those that a process may still write to."""
@@ -173,10 +199,10 @@ class TopicDdl:
         return [name for name, owner in owners.items() if owner and not self._is_over(owner)]
 
     async def finish(self) -> None:
-        """Finish what an earlier leader began, and what could not be finished when it was asked for."""
+        """Finish what an earlier leader began, and what could not be finished when it was asked for; remove epochs of
+        which nothing is kept any more."""
         while True:
-            unfinished = [topic for topic in self._topics if topic.state != READY]
-            await asyncio.gather(*map(self._finish_one, unfinished))
+            await asyncio.gather(*map(self._finish_one, self._topics))
             await asyncio.sleep(FINISH_AGAIN_S)
 
     async def _finish_one(self, topic: Topic) -> None:
@@ -187,6 +213,9 @@ class TopicDdl:
                     await self._finish_create(current)
                 elif current is not None and current.state == DROPPING:
                     await self._finish_drop(current)
+                elif current is not None:
+                    await self._epochs.finish(current)
+                    await self._epochs.retire(self._epochs.present(current.id))
             except Fenced:
                 raise
             except TidewalError as error:  # the next turn, or the next request for the name, continues

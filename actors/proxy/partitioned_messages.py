@@ -16,18 +16,20 @@ from .sharded_rows import RECORD_OVERHEAD_BYTES
 
 
 class PartitionedMessages:
-    """The checked messages of one request to `topic`, each with its partition. Raises `InvalidRequest` for what no
-    client of this version sends."""
+    """The checked messages of one request to an `epoch` of `topic`, each with its partition. Raises `InvalidRequest`
+    for what no client of this version sends."""
 
-    def __init__(self, topic: Topic, body: Payload) -> None:
+    def __init__(self, topic: Topic, epoch: int, body: Payload) -> None:
         self.topic: Topic = topic
-        channels = [pchannel_of(vchannel) for vchannel in topic.partitions]
+        self._epoch = epoch
+        partitions = topic.partitions_of(epoch)
+        channels = [pchannel_of(vchannel) for vchannel in partitions]
         self.records: list[tuple[str, Record]] = []
         for partition, key, tags, content in unpack_messages(body):
             if not 0 <= partition < len(channels):
                 raise InvalidRequest(f"topic {topic.name} has partitions 0 to {len(channels) - 1}, not {partition}")
             check_header(key, tags)
-            vchannel = topic.partitions[partition]
+            vchannel = partitions[partition]
             record = Record(RecordType.MESSAGE, vchannel=vchannel, key=key, tags=tags, body=content)
             self.records.append((channels[partition], record))
         self.channels: set[str] = {channel for channel, _ in self.records}
@@ -47,7 +49,7 @@ class PartitionedMessages:
         return WritePart(
             self.topic.name,
             self.topic.id,
-            self.topic.epoch,
+            self._epoch,
             self.records,
             params["producer"],
             params["pseq"],

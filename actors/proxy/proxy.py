@@ -124,7 +124,7 @@ class Proxy(Role):
         params = request.params
         async with self._describing.setdefault(params["producer"], asyncio.Lock()):
             topic = await self._find_topic(params)
-        batch = PartitionedMessages(topic, request.body)
+        batch = PartitionedMessages(topic, params["epoch"], request.body)
         appended = await self._in_line(batch, request)
         if not appended.repeated:
             self._metrics.sent(topic.name, appended.rows, len(request.body))
@@ -171,12 +171,13 @@ class Proxy(Role):
 
     async def _find_topic(self, params: Params) -> Topic:
         """The topic that a client has described and sends to. Raises `TopicNotFound`, also where the client knows
-        another one of that name, or another epoch."""
-        name, described = params["topic"], (params["id"], params["epoch"])
+        another one of that name, or an epoch that it does not have: one that is over has what earlier attempts of the
+        client have written."""
+        name, id, epoch = params["topic"], params["id"], params["epoch"]
         found = self.catalog.catalog.topics.find(name)
-        if found is None or found.state != READY or (found.id, found.epoch) != described:  # this door may be behind
+        if found is None or found.state != READY or found.id != id or epoch > found.epoch:  # this door may be behind
             found = (await self.catalog.catch_up()).topics.ready(name)
-        if (found.id, found.epoch) != described:
+        if found.id != id or not found.partitions_of(epoch):
             raise TopicNotFound(f"the messages are for another topic {name}: describe it again", topic=name)
         return found
 

@@ -9,7 +9,14 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from ...runtime.errors import DeadlineExceeded, Overloaded, TidewalError, Unavailable, of_unknown_outcome
+from ...runtime.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    TidewalError,
+    TopicEpochEnded,
+    Unavailable,
+    of_unknown_outcome,
+)
 from ...runtime.ownership import Appended
 from ..write_requests import SendAgain
 
@@ -208,6 +215,8 @@ class WriteLines:
                     if not (_is_given_back(error) or _keeps_its_place(write, error)):
                         raise
                     self._take_back(write, error)
+        except TopicEpochEnded:  # that says what of it is written
+            raise
         except TidewalError as error:
             if write.may_be_written:
                 raise of_unknown_outcome(error) from None

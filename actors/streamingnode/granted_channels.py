@@ -16,12 +16,12 @@ from typing import Any
 
 from ...runtime.catalog.catalog import PChannelState
 from ...runtime.catalog.catalog_log import CatalogLog
-from ...runtime.catalog.topics import DROPPING
 from ...runtime.clock import add_ms
 from ...runtime.cluster.limits import LIMIT_MS, OwnerLimits
 from ...runtime.errors import Fenced, PreconditionFailed, TidewalError
 from ...runtime.ownership import ChannelGrant, ChannelOwner
 from ..node import Node
+from .topic_partitions import TopicPartitions
 from .unflushed import Unflushed
 from .vchannels import VChannels
 
@@ -54,7 +54,9 @@ class GrantedChannels:
         self._unflushed = unflushed
         self._spawn = spawn
         self._terms: dict[str, int] = {}  # the last one that was begun
-        self._active: dict[str, int] = {}  # the terms of the channels that are open
+        self._active: dict[str, int] = {}  # the terms of the channels that are activated
+        self._to_open: dict[str, int] = {}  # of these, with the bytes of a message: they wait for predecessors to end
+        self._partitions = TopicPartitions(catalog, owner, node.clock, self._active, self._propose, spawn)
         self._failures: dict[str, int] = {}  # in a row
         self._limits = OwnerLimits(node.clock, rises=node.wal.capabilities.one_machine)
         self._written: object = None  # which channels were open when a limit was stored, and what was written to them
@@ -70,7 +72,15 @@ class GrantedChannels:
                     self._spawn(self._take(name, state), f"take {name}")
                 elif self._is_to_go(name, state) and name in self._active:
                     self._hand_over(name)
+            self._open_begun()
             await self._catalog.changed()
+
+    def _open_begun(self) -> None:
+        """Open to doors what has begun, and have partitions of topics ended and begun that are due."""
+        begun = [name for name in self._to_open if self._catalog.catalog.topics.has_begun(name)]
+        for name in begun:
+            self._node.local_owner.open({name: self._to_open.pop(name)})
+        self._partitions.look()
 
     def _mine(self) -> dict[str, PChannelState]:
         channels = self._catalog.catalog.channels
@@ -128,21 +138,21 @@ class GrantedChannels:
                 await self._give_up(name, term)
             return
         self._failures.pop(name, None)
-        self._active[name] = term
-        self._node.local_owner.open({name: message_bytes})
+        self._active[name], self._to_open[name] = term, message_bytes
+        self._open_begun()
         now = self._mine().get(name)
         if now is not None and self._is_to_go(name, now):
             self._hand_over(name)
 
     def _is_to_go(self, name: str, state: PChannelState) -> bool:
-        """Whether the channel is to be given up: for another node, or because its topic is dropped."""
+        """Whether the channel is to be given up: for another node, or because its topic or epoch is removed."""
         topic = self._catalog.catalog.topics.of_channel(name)
-        return bool(state.target) or (topic is not None and topic.state == DROPPING)
+        return bool(state.target) or (topic is not None and topic.is_to_go(name))
 
     def _hand_over(self, name: str) -> None:
         """The channel is to move to another node, or to go. Doors hold their writes from here on."""
         term = self._active.pop(name)
-        self._node.local_owner.close([name])
+        self._close([name])
         self._spawn(self._release_one(name, term), f"release {name}")
 
     async def _release_one(self, name: str, term: int) -> None:
@@ -154,12 +164,17 @@ class GrantedChannels:
             self._unflushed.clear(name)  # now: as soon as the catalog has it this node may get it again
             await self._say_released(name, term, *released)
 
+    def _close(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._to_open.pop(name, None)
+        self._node.local_owner.close(names)
+
     def stalled(self, channels: Iterable[str]) -> None:
         """The outcome of an append to `channels` is unknown: a new term decides it. Doors hold their writes."""
         named = {name: self._terms[name] for name in channels}
         for name in named:
             self._active.pop(name, None)
-        self._node.local_owner.close(named)
+        self._close(named)
         for name, term in named.items():
             self._spawn(self._give_up(name, term), f"give {name} up")
 

@@ -11,7 +11,7 @@ from functools import partial
 from ...runtime.actor.heartbeat import HeartbeatCallback
 from ...runtime.catalog.catalog import CREATING, DROPPING, Collection
 from ...runtime.catalog.flush_events import FlushEvent
-from ...runtime.catalog.topics import READY
+from ...runtime.catalog.topics import READY, Topic
 from ...runtime.cluster.state import RATES, THROTTLED
 from ...runtime.errors import (
     BadRecord,
@@ -21,8 +21,10 @@ from ...runtime.errors import (
     Overloaded,
     PositionLost,
     TidewalError,
+    TopicEpochEnded,
     TopicNotFound,
     Unavailable,
+    of_unknown_outcome,
 )
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, decode
@@ -198,7 +200,8 @@ class StreamingNode(Role):
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """`PChannelOwner.append`."""
         if part.kind is RecordType.MESSAGE:
-            self._check_topic(part)
+            if part.schema_version < self._check_topic(part).epoch:
+                return asyncio.ensure_future(self._settle(part))
             paces = self._paces_of(part, lambda: self._pressure.check_messages(part.collection_id, part.collection))
         else:
             collection = self._vchannels.check(part)
@@ -216,19 +219,37 @@ class StreamingNode(Role):
             appended.add_done_callback(partial(self._count, part.records))
         return appended if not paces else held_back(appended, self._pressure.charge(paces, part.records))
 
-    def _check_topic(self, part: WritePart) -> None:
-        """Raise `TopicNotFound` unless all messages are for partitions of the topic, of its present epoch. The catalog
-        read here has the topic of each channel that is open here, for it was granted behind that, until the topic is
-        dropped."""
+    def _check_topic(self, part: WritePart) -> Topic:
+        """The topic of messages. Raises `TopicNotFound` unless they are all for partitions of it, of its present epoch
+        or one before. The catalog read here has the topic and the epoch of each channel that is open here, for it was
+        granted behind that, until they are removed."""
         topic = self.catalog.catalog.topics.by_id(part.collection_id)
-        if topic is None or topic.state != READY or topic.epoch != part.schema_version:
+        vchannels = () if topic is None or topic.state != READY else topic.partitions_of(part.schema_version)
+        if topic is None or not vchannels:
             raise TopicNotFound(
                 f"the topic {part.collection} that these messages are for was dropped or changed; describe it again",
                 topic=part.collection,
             )
         placed = {(channel, record.vchannel) for channel, record in part.records}
-        if any(vchannel not in topic.partitions or pchannel_of(vchannel) != channel for channel, vchannel in placed):
+        if any(vchannel not in vchannels or pchannel_of(vchannel) != channel for channel, vchannel in placed):
             raise InvalidRequest(f"messages for {part.collection} that are in none of its partitions")
+        return topic
+
+    async def _settle(self, part: WritePart) -> Appended:
+        """What became of messages for an epoch that is over: an earlier attempt may have written them. Raises
+        `TopicEpochEnded` where some were not, and never will be."""
+        channels = sorted({channel for channel, _ in part.records})
+        try:
+            known = await self._owner.settled(channels, part.producer, part.pseq)
+        except Unavailable as error:  # the door asks again
+            raise of_unknown_outcome(error) from None
+        if len(known) < len(channels):
+            raise TopicEpochEnded(
+                f"topic {part.collection} has other partitions by now: describe it, and send the rest to these",
+                topic=part.collection,
+                written=",".join(sorted(known)),
+            )
+        return Appended(max(outcome.ts for outcome in known.values()), part.rows, repeated=True)
 
     def _paces_of(self, part: WritePart, check: Callable[[], list[Pace]]) -> list[Pace]:
         """What `check` says of the limits; what was let in before is not refused when it comes again."""

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from types import TracebackType
 
 from ...runtime.arguments import checked
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, TopicNotFound
+from ...runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError, TopicNotFound
 from ...runtime.groups.record_member import RecordMember
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.names import Names
 from ...runtime.log.record import TagValue
-from ...runtime.log.wal import Append, GroupMember, Wal
+from ...runtime.log.wal import Append, Delivered, GroupMember, Wal
 from ...runtime.waiting import ended
+from .member_gate import CHECK_MAX_S, CHECK_S, MemberGate
 from .messages import TopicMessage, TopicPack, bytes_of
 from .replies import TopicReplies
 from .requests import TopicRequest
@@ -33,9 +35,11 @@ class TopicMember(RecordMember):
     """A `RecordMember` over the partitions of topics: each is with one member of its group at a time, in its order, and
     what is not acknowledged is delivered again. Made by `Client.subscribe`; leave it with `aclose`, or `async with`.
 
-    It delivers `TopicPack`s, each of one partition. Where one of the topics is dropped, iterating raises
-    `TopicNotFound`, within `LOOK_S` seconds. `process` takes it as it takes any member. Outputs of `commit` go to
-    channels without an owner: `InvalidRequest` for those of collections and topics, whose order their owners make."""
+    It delivers `TopicPack`s, each of one partition. Where a topic gets another number of partitions, it goes on with
+    these by itself: each once the group has acknowledged all that its predecessors have. Where one of the topics is
+    dropped, iterating raises `TopicNotFound`, within `LOOK_S` seconds. `process` takes it as it takes any member.
+    Outputs of `commit` go to channels without an owner: `InvalidRequest` for those of collections and topics, whose
+    order their owners make."""
 
     def __init__(
         self,
@@ -48,10 +52,14 @@ class TopicMember(RecordMember):
         where: str | None = None,
     ) -> None:
         super().__init__(wal, member, dead_letters=names.group_dead_letters, fences=fences, where=where)
-        self._names, self._topics, self._known_fences, self._describe = names, topics, fences, describe
-        self._places = {
-            channel: (topic.name, number) for topic in topics for number, channel in enumerate(topic.pchannels)
-        }
+        self._names, self._known_fences, self._describe = names, fences, describe
+        self._topics = {topic.name: topic for topic in topics}
+        self._places: dict[str, tuple[str, int]] = {}  # by pchannel: its topic, and its number in its epoch
+        for topic in topics:
+            self._place(topic)
+        self._gate = MemberGate(wal, member.group)
+        self._holding: dict[str, asyncio.Task[None]] = {}  # by pchannel
+        self._looked_s: float | None = None  # when it has asked for topics because of a channel
         self._replies = TopicReplies(wal, names)
         self._closed = False
         self._dropped: TopicNotFound | None = None
@@ -79,6 +87,51 @@ class TopicMember(RecordMember):
         topic, partition = self._places[pack.channel]
         records = {each.name: getattr(pack, each.name) for each in _FIELDS}
         return TopicPack(**records, topic=topic, partition=partition, where=self._filter)
+
+    async def _admit(self, delivered: Delivered) -> bool:
+        """Hold what is in a partition while its predecessors are not read to their ends."""
+        if await self._passes(delivered.channel):
+            return True
+        with suppress(Fenced):  # it has gone to another member
+            self._member.pause(delivered)
+        before = self._holding.pop(delivered.channel, None)
+        if before is not None:
+            before.cancel()
+        self._holding[delivered.channel] = asyncio.create_task(self._hold(delivered))
+        return False
+
+    async def _hold(self, delivered: Delivered) -> None:
+        """Give a partition back once it may be read: it is delivered anew then."""
+        pause_s = CHECK_S
+        while delivered.channel in self._member.channels and not await self._passes(delivered.channel):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, CHECK_MAX_S)
+        self._member.redeliver(delivered)
+
+    async def _passes(self, channel: str) -> bool:
+        topic = self._topic_of(channel)
+        try:
+            if topic is None or not all(each in topic.ends for each in topic.predecessors(channel)):
+                topic = await self._looked_up(channel)
+            return topic is not None and await self._gate.passes(topic, channel)
+        except TidewalError as error:
+            _log.debug("the positions before %s are looked at later: %s", channel, error)
+            return False
+
+    async def _looked_up(self, channel: str) -> Topic | None:
+        """The topic of a channel, as a node describes it now or has just now."""
+        now_s = asyncio.get_running_loop().time()
+        if self._looked_s is None or self._looked_s + CHECK_S <= now_s:
+            self._looked_s = now_s
+            await self._look()
+        return self._topic_of(channel)
+
+    def _topic_of(self, channel: str) -> Topic | None:
+        return self._topics[self._places[channel][0]] if channel in self._places else None
+
+    def _not_passed(self, silent: RecordPack) -> None:
+        """The end of a partition may be in it, behind which no acknowledgement comes."""
+        self._member.redeliver(silent.delivered)
 
     @checked
     async def commit(
@@ -126,7 +179,7 @@ class TopicMember(RecordMember):
     async def aclose(self) -> None:
         """`GroupMember.aclose`."""
         self._closed = True
-        await ended(self._watching)
+        await ended(self._watching, *self._holding.values())
         await super().aclose()
 
     async def _watch(self) -> None:
@@ -137,7 +190,7 @@ class TopicMember(RecordMember):
 
     async def _look(self) -> None:
         """Whether all topics are still there, as far as a node answers; and the fences of owners that have come."""
-        for topic in self._topics:
+        for topic in list(self._topics.values()):
             try:
                 found, fences = await self._describe(topic.name)
             except TopicNotFound:
@@ -148,6 +201,12 @@ class TopicMember(RecordMember):
                 self._known_fences.update(fences)
                 if found.id != topic.id:
                     self._dropped = _dropped(topic)
+                else:
+                    self._topics[found.name] = found
+                    self._place(found)
+
+    def _place(self, topic: Topic) -> None:
+        self._places.update({channel: (topic.name, number) for channel, (_, number) in topic.places.items()})
 
 
 def _request_of(message: TopicMessage) -> TopicRequest:

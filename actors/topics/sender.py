@@ -7,10 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from zlib import crc32
 
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import InvalidRequest
+from ...runtime.errors import InvalidRequest, TopicEpochEnded
+from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import TagValue
 from ...runtime.rows.hashing import hash_key_bytes
-from .messages import Message, MessageBodies, Partitioner, PlacedMessage, bytes_of, check_count, check_header
+from .messages import (
+    Message,
+    MessageBodies,
+    Partitioner,
+    PlacedMessage,
+    SendResult,
+    bytes_of,
+    check_count,
+    check_header,
+)
 
 
 class TopicSender:
@@ -42,6 +52,38 @@ class TopicSender:
                 partition = turn
             placed.append((partition, key, dict(message.tags), bytes_of(message.body)))
         return placed
+
+
+class Sending:
+    """The `messages` of one call, on their way to the partitions of a topic, or of several of its epochs: what one has
+    not taken goes to the next. `partitions` are the numbers of those that have some."""
+
+    def __init__(self, sender: TopicSender, messages: Sequence[Message], partitioner: Partitioner | None) -> None:
+        self.partitions: set[int] = set()
+        self._sender, self._partitioner = sender, partitioner
+        self._count, self._left = len(messages), messages
+        self._placed: list[PlacedMessage] = []  # those that are left, for the epoch to which they are sent
+
+    def place(self, topic: Topic) -> list[PlacedMessage]:
+        """What is left to send, placed in the present epoch of `topic`."""
+        self._placed = self._sender.place(topic, self._left, self._partitioner)
+        return self._placed
+
+    def divide(self, topic: Topic, error: TopicEpochEnded) -> None:
+        """The epoch of `topic` for which it was placed has ended, and has of it what `error` says."""
+        written = {
+            number
+            for number, vchannel in enumerate(topic.partitions)
+            if pchannel_of(vchannel) in error.written_channels
+        }
+        self.partitions |= written
+        pairs = zip(self._left, self._placed, strict=True)
+        self._left = [message for message, (partition, *_) in pairs if partition not in written]
+
+    def result(self, ts: int) -> SendResult:
+        """What to return once what was placed last is durable, at `ts`."""
+        partitions = self.partitions.union(partition for partition, *_ in self._placed)
+        return SendResult(ts, self._count, frozenset(partitions))
 
 
 def messages_of(given: MessageBodies, key: bytes | str | None, tags: Mapping[str, TagValue] | None) -> list[Message]:

@@ -127,7 +127,7 @@ class RecordMember(AsyncIterator[RecordPack]):
             self._check_filter()
             delivered = await anext(self._member)
             try:
-                pack = await self._read(delivered)
+                pack = await self._read(delivered) if await self._admit(delivered) else None
             except BaseException:
                 self._member.redeliver(delivered)
                 raise
@@ -198,6 +198,13 @@ class RecordMember(AsyncIterator[RecordPack]):
         await self._member.aclose()
 
     # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def _admit(self, delivered: Delivered) -> bool:
+        """Whether to read it now; a class that says no gives it back later."""
+        return True
+
+    def _not_passed(self, silent: RecordPack) -> None:
+        """What has no record could not be acknowledged, and waits for the next acknowledgement."""
 
     async def _read(self, delivered: Delivered) -> RecordPack | None:
         """What the entries bring to an end, perhaps without a record; None while a batch of several is not whole."""
@@ -283,6 +290,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         except TidewalError as error:
             if not isinstance(error, Fenced) and not error.retryable:
                 raise  # of a passing trouble the next acknowledgement takes care
+            self._not_passed(silent)
 
     def _pause_if_full(self, channel: _Channel) -> None:
         if channel.full is not None:

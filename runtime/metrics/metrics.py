@@ -265,6 +265,13 @@ _MIXCOORD = (
         "mixcoord_feature_level", "info", "The feature level of the cluster: it rises once all members know the next"
     ),
     gauge("mixcoord_member_version_num", "count", "Members of the cluster that run the version of Tidewal", "version"),
+    gauge("mixcoord_topic_partition_num", "count", "Partitions of the topic that are to take messages", "topic_name"),
+    gauge(
+        "mixcoord_topic_waiting_partition_num",
+        "count",
+        "Of these, those that wait until partitions of the epoch before have ended: sends to them wait",
+        "topic_name",
+    ),
     counter("mixcoord_eviction_total", "Leases of silent members that this coordinator has ended"),
     gauge("mixcoord_channel_num", "count", "Physical channels that the member owns, and has open", "member_name"),
     gauge(

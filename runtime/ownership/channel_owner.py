@@ -283,6 +283,27 @@ class ChannelOwner:
             return in_flight or any(each.remembered(producer, pseq) for each in tables)
 
     @checked
+    async def settled(self, channels: Sequence[str], producer: str, pseq: int) -> dict[str, BatchOutcome]:
+        """What those of `channels` that have (producer, pseq) have of it, once nothing of it is in flight: what is not
+        in the others then will only come there by a later `append`, of this owner or of one whose fence comes after
+        this. Raises `Unavailable` where one is not owned, or the lease does not hold, or where the outcome of what was
+        in flight will not be known here (`outcome_unknown`), and `OutcomeUnknown` for what is forgotten."""
+        while True:
+            waiter: asyncio.Future[Appended] = self._loop.create_future()
+            with self._lock:
+                now, pending = self._promised(), self._appends.pending(producer, pseq)
+                if pending is None:
+                    for channel in channels:
+                        promising_channel(self._owned, channel, now)
+                    return self._known(channels, producer, pseq)
+                pending.waiters.append(waiter)
+            try:
+                await waiter
+            except TidewalError as error:
+                if error.fields.get("outcome_unknown"):
+                    raise
+
+    @checked
     def note_appended(self, producer: str, upto: int) -> None:
         """All batches of `producer` up to the number `upto` are known to have been in the log: one whose outcome is not
         there any more raises `OutcomeUnknown`, and is not written again."""

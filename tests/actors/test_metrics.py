@@ -89,6 +89,7 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
     "querynode_loading_num",
     "mixcoord_cut_lag_ms",
     "mixcoord_channel_without_owner_seconds",
+    "mixcoord_topic_waiting_partition_num",
     "actor_mailbox_depth",
     "event_loop_lag_seconds",
 }

@@ -77,6 +77,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "describe_collection"): name,
         ("mixcoord", "list_collections"): {},
         ("mixcoord", "create_topic"): {"name": "t", "partitions": 2, "retention_s": 60.0, "retention_bytes": None},
+        ("mixcoord", "alter_topic"): {"id": 99, "epoch": 1, "partitions": 3, "hashed": True},
         ("mixcoord", "drop_topic"): {"id": 99},
         ("mixcoord", "describe_topic"): {"name": "t"},
         ("mixcoord", "list_topics"): {},

@@ -42,8 +42,8 @@ class TopicTraffic:
     """Clients that send numbered messages under keys of their own, several at once, and members that come and go. What
     is acknowledged is read, per key in order; what is delivered again was not acknowledged by its member."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: Nodes, partitions: int = PARTITIONS) -> None:
+        self.nodes, self.partitions = nodes, partitions
         self.sent: dict[bytes, int] = defaultdict(int)  # by key: the last number that is acknowledged
         self.read: dict[bytes, list[int]] = defaultdict(list)
         self.longest_s = 0.0
@@ -60,7 +60,8 @@ class TopicTraffic:
             key = self.nodes.rng.choice(keys)
             first = self.sent[key.encode()]
             messages = [f"{first + 1 + n}" for n, _ in enumerate(calls)]
-            await asyncio.gather(*(client.send("t", each, key=key, deadline_s=120) for each in messages))
+            sender = self.sender(client)
+            await asyncio.gather(*(sender.send("t", each, key=key, deadline_s=120) for each in messages))
             self.sent[key.encode()] = first + len(messages)
             self.longest_s = max(self.longest_s, self.nodes.now_s() - began_s)
             await asyncio.sleep(self.nodes.rng.uniform(0, 0.1))
@@ -74,9 +75,17 @@ class TopicTraffic:
                     while self.nodes.now_s() < leave_s:
                         async with asyncio.timeout(0.5):
                             pack = await anext(member)
+                        await self.handle(pack)
                         await member.acknowledge(pack)
                         for each in pack.messages:
                             self.read[each.key].append(int(each.body))
+
+    def sender(self, client: Client) -> Client:
+        """The client that sends the next messages of a task that has `client`."""
+        return client
+
+    async def handle(self, pack: tidewal.TopicPack) -> None:
+        """What a member does before it acknowledges a pack."""
 
     @property
     def behind(self) -> bool:
@@ -86,7 +95,7 @@ class TopicTraffic:
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self.nodes.client(f"c{n}")) for n in range(4)]
-            await clients[0].create_topic("t", PARTITIONS)
+            await clients[0].create_topic("t", self.partitions)
             async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
                 for number, client in enumerate(clients[:2]):
                     tasks.create_task(self.send(client, number))

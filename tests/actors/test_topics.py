@@ -79,6 +79,39 @@ async def test_a_topic_is_created_written_shared_out_and_dropped(home) -> None:
         assert isinstance(await home.error_of(client.send("orders", "late")), TopicNotFound)
 
 
+@pytest.mark.every_log
+async def test_a_topic_that_is_altered_keeps_the_order_of_each_key(home) -> None:
+    sent: dict[bytes, list[bytes]] = defaultdict(list)
+    got: dict[bytes, list[bytes]] = defaultdict(list)
+    async with home.client() as client:
+        await client.create_topic("t", 2)
+
+        async def send(count: int) -> None:
+            for number in range(count):
+                key = f"{number % 5}"
+                sent[key.encode()].append(b"%d" % len(sent[key.encode()]))
+                await client.send("t", sent[key.encode()][-1], key=key)
+
+        async def read_all(member: tidewal.TopicMember) -> None:
+            async with asyncio.timeout(120):
+                while got != sent:
+                    pack = await anext(member)
+                    for each in pack.messages:
+                        got[each.key].append(bytes(each.body))
+                    await member.acknowledge(pack)
+
+        async with await client.subscribe("t", "g") as member:
+            await send(10)
+            for partitions in (4, 1):
+                assert len((await client.alter_topic("t", partitions)).partitions) == partitions
+                await send(10)
+            await read_all(member)
+        await client.alter_topic("t", 3)
+        await send(10)
+        async with await client.subscribe("t", "g") as member:
+            await read_all(member)
+
+
 async def test_creating_again_finds_the_same_or_refuses_another(home) -> None:
     async with home.client() as client:
         made = await asyncio.gather(*(client.create_topic("orders", 2) for _ in range(5)))

@@ -41,13 +41,24 @@ def test_a_topic_is_created_shown_written_read_and_dropped(command: Command, log
     assert beside == tailed
     filtered = command("topics", "tail", log, "orders", "--no-follow", "--json", "--where", '_key == "k" and t == "2"')
     assert filtered.out == ""
+    for _ in range(2):
+        assert command("topics", "alter", log, "orders", "--partitions", 6).out == "orders has 6 partitions\n"
+    after = json.loads(command("topics", "describe", log, "orders", "--json").out)
+    assert (after["epoch"], len(after["partitions"])) == (2, 6)
+    assert set(after["partitions"].values()).isdisjoint(found["partitions"].values())
+    command("topics", "send", log, "orders", "c", "--key", "k")
+    kept = command("topics", "tail", log, "orders", "--no-follow", "--json").out.splitlines()
+    assert [json.loads(line)["value"] for line in kept] == ["a", "b", "c"]
     unsure = command("topics", "drop", log, "orders")
     assert (unsure.status, "--yes" in unsure.err) == (2, True)
     assert command("topics", "drop", log, "orders", "--yes").status == 0
     assert command("topics", "list", log).out == "none\n"
 
 
-@pytest.mark.parametrize("arguments", [("describe",), ("drop", "--yes"), ("send", "x"), ("tail", "--no-follow")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("describe",), ("alter", "--partitions", "2"), ("drop", "--yes"), ("send", "x"), ("tail", "--no-follow")],
+)
 def test_a_topic_that_is_not_there_is_an_error_that_says_so(command: Command, log: str, arguments: tuple[str]) -> None:
     ended = command("topics", arguments[0], log, "missing", *arguments[1:])
     assert (ended.status, "TopicNotFound" in ended.err) == (2, True), ended.err

@@ -1,0 +1,89 @@
+"""Epochs of topics: the leader announces them, makes their channels, and removes those of which nothing is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from ...runtime.catalog.catalog_log import CatalogLog
+from ...runtime.catalog.topics import READY, Topic
+from ...runtime.clock import physical_ms
+from ...runtime.errors import DeadlineExceeded, TopicNotFound
+from ...runtime.log.names import pchannel_of
+from ..node import Node
+
+SETTLED_S = 20.0  # for owners to end and to begin partitions: longer than a lease
+
+
+class TopicEpochs:
+    """What the leader does about the epochs of topics. Callers see to it that one at a time does it for a topic, but
+    for `settled`. `deciding` is held while the leader decides who is to own what; `until_given_up` waits until no
+    process can write to channels, and is told what is to be removed."""
+
+    def __init__(
+        self,
+        node: Node,
+        catalog: CatalogLog,
+        deciding: asyncio.Lock,
+        until_given_up: Callable[[str, Sequence[str]], Awaitable[None]],
+    ) -> None:
+        self._node, self._catalog = node, catalog
+        self._deciding, self._until_given_up = deciding, until_given_up
+
+    def present(self, id: int) -> Topic:
+        """The topic of that id. Raises `TopicNotFound` unless it is ready."""
+        found = self._catalog.catalog.topics.by_id(id)
+        if found is None or found.state != READY:
+            raise TopicNotFound("the topic was dropped", topic="" if found is None else found.name)
+        return found
+
+    async def settled(self, id: int) -> Topic:
+        """The topic, once all partitions of its last epoch take messages. Raises `TopicNotFound`, and
+        `DeadlineExceeded` after `SETTLED_S`."""
+        try:
+            async with asyncio.timeout(SETTLED_S):
+                while not self.present(id).settled:
+                    await self._catalog.changed()
+        except TimeoutError:
+            topic = self.present(id)
+            raise DeadlineExceeded(
+                f"topic {topic.name} takes messages in its new partitions once the owners of those before have ended "
+                f"them: {', '.join(topic.unbegun or topic.coming)} have not begun",
+                outcome_unknown=True,
+            ) from None
+        return self.present(id)
+
+    async def announce(self, topic: Topic, partitions: int, *, hashed: bool) -> None:
+        """The topic is to have an epoch of so many partitions."""
+        names, epoch = self._node.names, topic.epoch + 1
+        vchannels = [names.vchannel(names.topic_pchannel(topic.id, n, epoch), topic.id, n) for n in range(partitions)]
+        event = {"kind": "alter_topic", "id": topic.id, "epoch": epoch, "partitions": vchannels, "hashed": hashed}
+        await self._catalog.append(event)
+
+    async def finish(self, topic: Topic) -> None:
+        """Make the channels of the epoch that is to come, if any, and let it take messages."""
+        if topic.coming:
+            channels = map(pchannel_of, topic.coming)
+            await asyncio.gather(*(self._node.wal.create_channel(channel, topic.policy) for channel in channels))
+            await self._catalog.append({"kind": "epoch_ready", "id": topic.id, "epoch": topic.epoch + 1})
+
+    async def retire(self, topic: Topic) -> None:
+        """Remove the first epoch where the topic has gone on to another, and keeps nothing of it any more: the time of
+        retention has passed since its last partition ended. A group that has not read it to its end has lost nothing by
+        that which retention had not removed."""
+        if not topic.retiring:
+            if not self._is_past(topic):
+                return
+            async with self._deciding:  # no grant of its channels comes behind this
+                await self._catalog.append({"kind": "retire_epoch", "id": topic.id, "epoch": topic.first_epoch})
+        channels = [name for name, (epoch, _) in topic.places.items() if epoch == topic.first_epoch]
+        await self._until_given_up(f"epoch {topic.first_epoch} of topic {topic.name}", channels)
+        await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in channels))
+        await self._catalog.append({"kind": "epoch_retired", "id": topic.id, "epoch": topic.first_epoch})
+
+    def _is_past(self, topic: Topic) -> bool:
+        if len(topic.epochs) == 1 or topic.retention_s is None or not topic.settled:
+            return False
+        ends = [topic.ends.get(name) for name, (epoch, _) in topic.places.items() if epoch == topic.first_epoch]
+        now_ms = physical_ms(self._node.clock.now())
+        return all(end is not None and physical_ms(end.ts) + 1000 * topic.retention_s < now_ms for end in ends)

@@ -1,0 +1,265 @@
+"""Topics get more partitions and fewer, over several nodes, while clients send and members read: per key the order and
+the multiset are those of the sends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.actors.nodes import Nodes
+from tests.actors.test_topic_nodes import TopicTraffic
+from tidewal import From, Message, TopicPack
+from tidewal.actors.client import Client
+from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest
+from tidewal.runtime.rows.hashing import shard_of_key
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
+
+pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
+
+
+@pytest.fixture
+async def three(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[Nodes]:
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    for name in "abc":
+        await nodes.start(name)
+    yield nodes
+    await nodes.stop()
+
+
+class GrowthTraffic(TopicTraffic):
+    """The messages of a key are sent by several clients in turn, which know of an epoch at different times, and members
+    take their time over some partitions."""
+
+    def __init__(self, nodes: Nodes, partitions: int) -> None:
+        super().__init__(nodes, partitions)
+        self._clients: list[Client] = []
+
+    def sender(self, client: Client) -> Client:
+        if client not in self._clients:
+            self._clients.append(client)
+        return self.nodes.rng.choice(self._clients)
+
+    async def handle(self, pack: TopicPack) -> None:
+        slow_s = 3.0 if self.nodes.rng.random() < 0.1 else 0.0
+        await asyncio.sleep(self.nodes.rng.uniform(0, slow_s))
+
+
+async def test_a_topic_grows_and_shrinks_while_it_is_written_and_read(three: Nodes) -> None:
+    traffic = TopicTraffic(three)
+    async with traffic.running(), three.client() as client:
+        for partitions in (12, 3, 9):
+            await asyncio.sleep(three.rng.uniform(1, 3))
+            topic = await client.alter_topic("t", partitions)
+            assert len(topic.partitions) == partitions
+            assert topic.settled
+        await asyncio.sleep(3)
+    traffic.check()
+    assert traffic.longest_s < 2
+
+
+async def test_schedule_10_of_growth(three: Nodes) -> None:
+    """8 → 12 → 3 → 9 with an owner stopped, clients that know an old epoch, appends of unknown outcome that are
+    rerouted, and epochs in which nothing is sent."""
+    traffic = GrowthTraffic(three, 8)
+    async with traffic.running(), three.client() as client:
+        for partitions in (12, 3, 9):
+            await asyncio.sleep(three.rng.uniform(0.5, 2))
+            stopped = three.rng.choice(sorted({owner for name, owner in three.owners().items() if "-topic_" in name}))
+            await three.kill(stopped)  # with appends under way: their outcome is unknown
+            await _alter(client, partitions)
+            await _alter(client, partitions + 1)  # idle, or nearly so
+            await three.start(stopped)
+            await _alter(client, partitions)
+        await asyncio.sleep(3)
+        assert (await client.describe_topic("t")).epoch == 10
+    traffic.check()
+
+
+async def _alter(client: Client, partitions: int) -> None:
+    """Alter the topic `t`, as often as an owner is away."""
+    while True:
+        with suppress(DeadlineExceeded):
+            topic = await client.alter_topic("t", partitions)
+            assert len(topic.partitions) == partitions
+            return
+
+
+async def _grow_at_random(nodes: Nodes, traffic: TopicTraffic, steps: int) -> None:
+    async with traffic.running(), nodes.client() as client:
+        for _ in range(steps):
+            await asyncio.sleep(nodes.rng.uniform(0, 2))
+            away = nodes.rng.choice(["", "", *"abc"])
+            if away:
+                await nodes.rng.choice([nodes.kill, nodes.end])(away)
+            await _alter(client, nodes.rng.randint(1, 12))
+            if away:
+                await nodes.start(away)
+        await asyncio.sleep(2)
+
+
+@pytest.mark.parametrize("_", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 6))])
+async def test_any_growth_and_shrinking_keeps_each_key_in_order(three: Nodes, _: int) -> None:
+    """Random keys, numbers of partitions, members that come and go, and owners and leaders that do."""
+    traffic = GrowthTraffic(three, three.rng.randint(1, 6))
+    await _grow_at_random(three, traffic, 6)
+    traffic.check()
+
+
+async def test_a_leader_dies_at_each_step_of_a_growth(three: Nodes) -> None:
+    traffic = TopicTraffic(three)
+    async with traffic.running(), three.client() as client:
+        for round in range(4):
+            altering = asyncio.ensure_future(_alter(client, 7 + round))
+            await asyncio.sleep(three.rng.uniform(0, 0.05))
+            leader = three.leader()
+            await three.kill(leader)
+            await altering
+            await three.start(leader)
+    traffic.check()
+
+
+async def test_what_follows_an_empty_partition_waits_for_what_came_before_that(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_topic("t", 1)
+        await client.send("t", "first", key="k")
+        await client.alter_topic("t", 2)
+        await client.alter_topic("t", 3)
+        await client.send("t", "second", key="k")
+        async with await client.subscribe("t", "g") as member:
+            first = await asyncio.wait_for(anext(member), 60)
+            assert [bytes(each.body) for each in first.messages] == [b"first"]
+            following = asyncio.ensure_future(anext(member))
+            assert not (await asyncio.wait([following], timeout=20))[0], "the first is not acknowledged yet"
+            await member.acknowledge(first)
+            second = await asyncio.wait_for(following, 60)
+            assert [bytes(each.body) for each in second.messages] == [b"second"]
+
+
+async def test_a_group_that_begins_at_the_end_misses_nothing_of_a_growth_while_it_is_away(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_topic("t", 2)
+        await client.send("t", "passed over", key="k")
+        for start, sent in ((From.LATEST, "a"), (From.LATEST, "b")):
+            async with await client.subscribe("t", "g", start=start) as member:
+                if sent == "b":
+                    pack = await asyncio.wait_for(anext(member), 60)
+                    assert [bytes(each.body) for each in pack.messages] == [b"while it was away"]
+                    await member.acknowledge(pack)
+                await client.send("t", sent, key="k")
+                pack = await asyncio.wait_for(anext(member), 60)
+                assert [bytes(each.body) for each in pack.messages] == [sent.encode()]
+                await member.acknowledge(pack)
+            if sent == "a":
+                await client.alter_topic("t", 4)
+                await client.send("t", "while it was away", key="k")
+
+
+async def test_a_call_that_comes_again_alters_once_and_not_back(three: Nodes) -> None:
+    async with three.client() as client:
+        topic = await client.create_topic("t", 2)
+        altered = await asyncio.gather(*(client.alter_topic("t", 4) for _ in range(3)))
+        assert {each.epoch for each in altered} == {2}
+        await client.alter_topic("t", 3)
+        params = {"id": topic.id, "epoch": topic.epoch, "partitions": 4, "hashed": True}
+        with pytest.raises(InvalidRequest, match="altered meanwhile"):
+            await client._rpc.call("mixcoord", "alter_topic", params)
+        for partitions in (0, 65):
+            with pytest.raises(InvalidRequest, match="maxTopicPartitionNum"):
+                await client.alter_topic("t", partitions)
+        assert (await client.describe_topic("t")).epoch == 3
+
+
+async def _away(nodes: Nodes, client: Client) -> tuple[str, int]:
+    """Send to each of the six partitions of topic `t`; returns a node that owns some and does not lead, and the number
+    of one of these."""
+    topic = await client.create_topic("t", 6)
+    await client.send("t", [f"{n}" for n in range(6)], partitioner=lambda message, _: int(message.body))
+    owners = [nodes.owners()[channel] for channel in topic.pchannels]
+    return next((name, number) for number, name in enumerate(owners) if name != nodes.leader())
+
+
+async def _read(client: Client, count: int) -> list[str]:
+    """All that topic `t` has, which are so many messages, and no more."""
+    got: list[str] = []
+    async with await client.subscribe("t", "g") as member:
+        async with asyncio.timeout(60):
+            while len(got) < count:
+                pack = await anext(member)
+                got += [bytes(each.body).decode() for each in pack.messages]
+                await member.acknowledge(pack)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(member), 10)
+    return got
+
+
+async def test_a_batch_that_is_partly_written_goes_on_in_the_new_partitions(three: Nodes) -> None:
+    """The owners of some partitions take their parts, that of others is dead: what is written stays, what is not goes
+    to the new partitions, each message once."""
+    async with three.client() as client, three.client() as other:
+        away, _ = await _away(three, client)
+        await three.kill(away)
+        messages = [Message(f"{n}", key=f"{n}") for n in range(6, 60)]
+        sending = asyncio.ensure_future(client.send("t", messages, deadline_s=120))
+        await asyncio.sleep(0.5)
+        await _alter(other, 1)
+        result = await sending
+        assert result.messages == 54
+        assert result.partitions > {0}, "some are in the old partitions, some in the new one"
+        assert sorted(await _read(other, 60)) == sorted(f"{n}" for n in range(60))
+
+
+async def test_what_a_client_sends_after_it_knows_the_new_epoch_waits_for_what_it_sent_before(three: Nodes) -> None:
+    """The first send is with an owner that is dead. Before its outcome is known the client describes the topic, and
+    sends again under the key."""
+    async with three.client() as client, three.client() as other:
+        away, partition = await _away(three, client)
+        key = next(f"{n}" for n in range(1_000) if shard_of_key(f"{n}", 6) == partition)
+        await three.kill(away)
+        sends = [asyncio.ensure_future(client.send("t", "first", key=key, deadline_s=120))]
+        await asyncio.sleep(0.1)
+        altering = asyncio.ensure_future(_alter(other, 4))
+        while (await client.describe_topic("t")).epoch == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        sends += [
+            asyncio.ensure_future(client.send("t", each, key=key, deadline_s=120)) for each in ("second", "third")
+        ]
+        await altering
+        await asyncio.gather(*sends)
+        assert [each for each in await _read(other, 9) if not each.isdigit()] == ["first", "second", "third"]
+
+
+async def test_a_client_that_knows_an_old_epoch_sends_behind_what_is_in_the_new_one(three: Nodes) -> None:
+    async with three.client() as client, three.client() as stale:
+        await client.create_topic("t", 1)
+        for each, text in ((stale, "0"), (client, "1")):
+            await each.send("t", text, key="k")
+        await client.alter_topic("t", 2)
+        await client.send("t", "2", key="k")
+        await stale.send("t", "3", key="k")
+        assert await _read(client, 4) == ["0", "1", "2", "3"]
+
+
+async def test_an_epoch_vanishes_when_its_retention_has_passed(three: Nodes) -> None:
+    async with three.client() as client:
+        old = await client.create_topic("t", 2, retention_s=20)
+        await client.send("t", "old", key="k")
+        async with await client.subscribe("t", "g") as member:
+            await member.acknowledge(await anext(member))
+            await client.alter_topic("t", 3)
+            await client.send("t", "new", key="k")
+            await member.acknowledge(await anext(member))
+            assert set(old.pchannels) <= set(three.log.channels)
+            await asyncio.sleep(60)
+            assert set(old.pchannels).isdisjoint(three.log.channels)
+            assert set(old.pchannels).isdisjoint(three.owners())
+            topic = await client.describe_topic("t")
+            assert (topic.first_epoch, topic.epoch, len(topic.epochs)) == (2, 2, 1)
+            await client.alter_topic("t", 2)
+            await client.send("t", "newer", key="k")
+            pack = await asyncio.wait_for(anext(member), 60)
+            assert [bytes(each.body) for each in pack.messages] == [b"newer"]
