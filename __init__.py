@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from .actors.client import (
         Client as Client,
         Consistency as Consistency,
-        Keys as Keys,
         QueryResult as QueryResult,
         Vector as Vector,
         WriteResult as WriteResult,
     )
     from .actors.connection import connect as connect
+    from .actors.keys import Keys as Keys
     from .actors.querynode.filter_params import FilterParams as FilterParams
     from .actors.querynode.search import Metric as Metric
     from .actors.rows import Rows as Rows
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
         TopicPack as TopicPack,
     )
     from .actors.topics.sync_member import SyncTopicMember as SyncTopicMember
+    from .actors.transactions.sync_transaction import SyncTransaction as SyncTransaction
+    from .actors.transactions.transaction import Transaction as Transaction, TransactionResult as TransactionResult
     from .runtime import errors as errors
     from .runtime.actor import (
         Actor as Actor,
@@ -103,8 +105,9 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(
         "tidewal",
         {
-            ".actors.client": "Client Consistency Keys QueryResult Vector WriteResult",
+            ".actors.client": "Client Consistency QueryResult Vector WriteResult",
             ".actors.connection": "connect",
+            ".actors.keys": "Keys",
             ".actors.querynode.filter_params": "FilterParams",
             ".actors.querynode.search": "Metric",
             ".actors.rows": "Rows",
@@ -116,6 +119,8 @@ else:
             ".actors.topics.serving": "serve",
             ".actors.topics.messages": "Message MessageBodies Partitioner SendResult TopicMessage TopicPack",
             ".actors.topics.sync_member": "SyncTopicMember",
+            ".actors.transactions.sync_transaction": "SyncTransaction",
+            ".actors.transactions.transaction": "Transaction TransactionResult",
             ".runtime": "errors",
             ".runtime.actor": "Actor ActorRef ActorSystem Deferred Supervision",
             ".runtime.catalog.catalog": "Collection",

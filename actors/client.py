@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -39,6 +39,7 @@ from ..runtime.rows.row_codec import encode_rows
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
+from .keys import Keys, listed_keys
 from .querynode.filter_params import FilterParams, parameters_named, with_values
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
@@ -50,6 +51,8 @@ from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pa
 from .topics.requests import TopicReply, ask, partition_of_request
 from .topics.send_turns import SendTurns
 from .topics.sender import Sending, TopicSender, messages_of
+from .transactions.buffer import TransactionBuffer
+from .transactions.transaction import Transaction, TransactionCalls
 
 Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 """How fresh the answer to a question must be, see `Client`."""
@@ -104,10 +107,6 @@ class Stats:
     tsafe: int
 
 
-Keys: TypeAlias = Annotated[
-    Sequence[object], "a list of primary keys (for the rows that a filter finds, query their keys first)"
-]
-"""Primary keys: integers or texts."""
 Vector: TypeAlias = Annotated[
     Sequence[float] | npt.NDArray[np.floating[Any] | np.integer[Any]], "one vector, a list of numbers"
 ]
@@ -479,7 +478,7 @@ class Client:
     @checked
     async def delete(self, collection: str, keys: Keys, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Remove the rows of `keys`; keys that are not there are no error."""
-        listed = _listed(keys)
+        listed = listed_keys(keys)
         return await self._write(collection, lambda schema: {schema.primary_key: listed}, "delete", deadline_s)
 
     @checked
@@ -487,6 +486,41 @@ class Client:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row; a delete needs only
         the key. All rows get one timestamp, are seen together, and apply in their order."""
         return await self._write(collection, lambda _: rows, None, deadline_s)
+
+    @checked
+    def transaction(self, *, deadline_s: float = DEADLINE_S) -> Transaction:
+        """Begin a transaction over collections and topics: `async with client.transaction() as t`, in it
+        `await t.insert(collection, rows)` and `await t.send(topic, messages)`. Its commit is a write of this client
+        among the others: behind those that were called before, and with one number, so that it happens once.
+        `deadline_s` is for its commit, and for each call that describes a collection or topic."""
+        calls = TransactionCalls(
+            self._known_collection, self._known_topic, self._sender.place, lambda: next(self._pseqs), self._commit
+        )
+        return Transaction(calls, deadline_s)
+
+    async def _known_collection(self, name: str, deadline_s: float) -> Collection:
+        return self._collections.get(name) or await self._described_in_turn(name, deadline_s)
+
+    async def _known_topic(self, name: str, deadline_s: float) -> Topic:
+        return self._topics.get(name) or (await self._described_topic(name, deadline_s))[0]
+
+    async def _commit(self, buffer: TransactionBuffer, number: int, first: bool, deadline_s: float) -> int:
+        """Have all of `buffer` written under that number of this client; returns the timestamp. One that is sent again
+        later has its place already: no write waits for it any more."""
+        parts, body = buffer.request()
+        params = {"parts": [list(part) for part in parts], "producer": self._rpc.name, "pseq": number}
+        ask = self._ask_to_write if first else self._ask_until_known
+        try:
+            ts: int = (await ask("commit", params, body, deadline_s)).values["ts"]
+        except (CollectionNotFound, TopicNotFound, InvalidRows):
+            for collection in buffer.collections:
+                self._collections.pop(collection.name, None)
+            for topic in buffer.topics:
+                self._topics.pop(topic.name, None)
+            raise
+        for collection in buffer.collections:
+            self._session[collection.name] = max(ts, self._session.get(collection.name, 0))
+        return ts
 
     async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
         known = self._collections.get(name)
@@ -708,7 +742,7 @@ class Client:
         """The rows of `keys`; a key that is not there has no row."""
         params = {"columns": None if columns is None else list(columns), "at": at}
         try:
-            body = cast(bytes, msgpack.packb(_listed(keys)))
+            body = cast(bytes, msgpack.packb(listed_keys(keys)))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidRequest(f"keys are integers or strings: {error}") from None
         return await self._ask("get", collection, consistency, deadline_s, params, body)
@@ -765,19 +799,3 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
-
-
-def _listed(keys: object) -> list[object]:
-    """Keys as a list of Python's values, also those of an array, a Series or a column of Arrow. A text is no list of
-    keys: letter by letter it would name other rows (a filter, most likely)."""
-    if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Iterable):
-        raise InvalidRequest(f"give a list of keys, not {keys!r}", argument="keys")
-    if isinstance(keys, np.ndarray) and keys.ndim != 1:
-        raise InvalidRequest(f"give keys in one dimension, not an array of {keys.ndim}", argument="keys")
-    return [_python_value(key) for key in cast("Iterable[object]", keys)]
-
-
-def _python_value(key: object) -> object:
-    if isinstance(key, np.generic):
-        return cast(object, key.item())
-    return cast(object, key.as_py()) if isinstance(key, pa.Scalar) else key

@@ -17,7 +17,10 @@ class WritePart:
     """What a door asks an owner to append: records of rows or of messages (`kind`), each with its pchannel. Rows fit
     the collection of this id and schema version, as the door knows it; of messages these are the name and the id of
     their topic, and its epoch. `producer` and `pseq` are the client's. `channels` counts the pchannels of the whole
-    write, of which this may be the part of one owner."""
+    write, of which this may be the part of one owner.
+
+    A transaction has `participants`: what it writes to each collection and topic. Its `records` are those of all, which
+    one owner appends at once or not at all; name, id, version and kind are then theirs."""
 
     collection: str
     collection_id: int
@@ -29,6 +32,7 @@ class WritePart:
     digest: int = 0
     channels: int = 0
     kind: RecordType = RecordType.ROWS
+    participants: Sequence[WritePart] = ()
 
 
 class PChannelOwner(Protocol):

@@ -29,7 +29,6 @@ from .client import (
     STATUS_DEADLINE_S,
     Client,
     Consistency,
-    Keys,
     LoadState,
     QueryResult,
     Stats,
@@ -37,12 +36,14 @@ from .client import (
     WriteResult,
 )
 from .connection import CONNECT_DEADLINE_S, connect
+from .keys import Keys
 from .querynode.filter_params import FilterParams
 from .querynode.search import Metric
 from .rows import Rows
 from .topics.messages import MessageBodies, Partitioner, SendResult
 from .topics.requests import TopicReply
 from .topics.sync_member import SyncTopicMember
+from .transactions.sync_transaction import SyncTransaction
 
 T = TypeVar("T")
 
@@ -256,6 +257,11 @@ class SyncClient:
     def apply(self, collection: str, rows: Rows, *, deadline_s: float = DEADLINE_S) -> WriteResult:
         """Write a mixed batch: its column `_op` says `insert`, `upsert` or `delete` for each row."""
         return self._wait(self._client.apply(collection, rows, deadline_s=deadline_s))
+
+    def transaction(self, *, deadline_s: float = DEADLINE_S) -> SyncTransaction:
+        """Begin a transaction over collections and topics: `with client.transaction() as t`, in it
+        `t.insert(collection, rows)` and `t.send(topic, messages)`."""
+        return SyncTransaction(self._client.transaction(deadline_s=deadline_s), self._wait)
 
     def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
         """Wait until everything acknowledged before this call is in the collection's table; returns the timestamp up

@@ -38,6 +38,8 @@ class DoorPlace:
 
 def write_request(part: WritePart, place: DoorPlace, until: int) -> tuple[Mapping[str, Any], bytes]:
     """The parameters and the body of the request to append `part`; the owner refuses it after the time `until`."""
+    if part.participants:
+        return {**_described(part, place, until), "records": [], "transaction": True}, _packed_participants(part)
     if part.kind is RecordType.MESSAGE:
         return {**_described(part, place, until), "records": [], "messages": True}, _packed(part)
     params = {
@@ -71,6 +73,59 @@ def _packed(part: WritePart) -> bytes:
     return cast(bytes, msgpack.packb(wire))
 
 
+def _packed_participants(part: WritePart) -> bytes:
+    wire = [
+        (
+            each.collection,
+            each.collection_id,
+            each.schema_version,
+            each.kind.value,
+            each.rows,
+            [
+                (channel, record.vchannel, record.key, dict(record.tags), record.schema_version, bytes(record.body))
+                for channel, record in each.records
+            ],
+        )
+        for each in part.participants
+    ]
+    return cast(bytes, msgpack.packb(wire))
+
+
+def _transaction(params: Mapping[str, Any], body: Payload) -> WritePart:
+    """The transaction in a request, with its participants."""
+    participants: list[WritePart] = []
+    for name, id, version, number, rows, wire in cast("list[tuple[Any, ...]]", msgpack.unpackb(body)):
+        kind = RecordType(number)
+        if kind not in (RecordType.ROWS, RecordType.MESSAGE):
+            raise ValueError(f"a participant with records of type {number}")
+        records = [
+            (
+                typed(channel, str),
+                Record(
+                    kind,
+                    vchannel=typed(vchannel, str),
+                    key=typed(key, bytes),
+                    tags=cast(Tags, typed(tags, dict)),
+                    schema_version=typed(schema_version, int),
+                    body=typed(content, bytes),
+                ),
+            )
+            for channel, vchannel, key, tags, schema_version, content in wire
+        ]
+        named = {"collection": typed(name, str), "id": typed(id, int), "schema_version": typed(version, int)}
+        participants.append(_part({**params, **named, "rows": typed(rows, int)}, records, kind))
+    if not participants:
+        raise ValueError("a transaction of nothing")
+    return transaction_of(participants, params["producer"], params["pseq"], params["channels"])
+
+
+def transaction_of(participants: Sequence[WritePart], producer: str, pseq: int, channels: int) -> WritePart:
+    """The write of a transaction, from what it writes to each collection and topic."""
+    records = [record for each in participants for record in each.records]
+    rows = sum(each.rows for each in participants)
+    return WritePart("", 0, 0, records, producer, pseq, rows, channels=channels, participants=participants)
+
+
 def _unpacked(body: Payload) -> list[tuple[str, Record]]:
     wire = cast("list[tuple[str, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
     return [
@@ -91,6 +146,8 @@ def _unpacked(body: Payload) -> list[tuple[str, Record]]:
 def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
     """The part in a request. Raises one of `DECODE_ERRORS` or `LookupError` where the body is not that of its
     records."""
+    if params.get("transaction"):
+        return _transaction(params, body)
     if params.get("messages"):
         return _part(params, _unpacked(body), RecordType.MESSAGE)
     described = cast("Sequence[tuple[str, str, Tags, int, int]]", params["records"])

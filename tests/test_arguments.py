@@ -47,6 +47,7 @@ EXEMPT = {
         [
             "WriteResult",
             "SendResult",
+            "TransactionResult",
             "QueryResult",
             "Stats",
             "LoadState",
@@ -78,6 +79,8 @@ EXEMPT = {
     **dict.fromkeys(["Lookup.get", "ActorRef.ask"], HOT),
     "SyncClient": FORWARDED,
     "SyncTopicMember": "every argument goes to the call of the same name of `TopicMember`",
+    "SyncTransaction": "every argument goes to the call of the same name of `Transaction`",
+    "Transaction.__init__": OURS,
     **dict.fromkeys(["Topic", "TopicMessage", "TopicPack", "TopicMember.__init__", "TopicReply", "TopicRequest"], OURS),
 }
 

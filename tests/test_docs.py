@@ -25,6 +25,7 @@ PAGES = (
     "growing-topics.md",
     "streams.md",
     "testing.md",
+    "transactions.md",
     "windows.md",
 )
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)

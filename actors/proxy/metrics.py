@@ -12,6 +12,8 @@ from ...runtime.errors import Overloaded, TidewalError
 from ...runtime.log.record import Record
 from ...runtime.metrics.metrics import Metrics
 from ...runtime.rows.schema import OPS
+from .partitioned_messages import PartitionedMessages
+from .sharded_rows import ShardedRows
 
 
 class ProxyMetrics:
@@ -51,6 +53,15 @@ class ProxyMetrics:
         """Count durable messages of a topic, and their bytes."""
         self._metrics.counter("proxy_topic_message_total", topic_name=topic).inc(messages)
         self._metrics.counter("proxy_topic_bytes_total", topic_name=topic).inc(size)
+
+    def committed(self, participants: Iterable[ShardedRows | PartitionedMessages]) -> None:
+        """Count a durable transaction, and what it has written."""
+        self._metrics.counter("proxy_transaction_total").inc()
+        for each in participants:
+            if isinstance(each, ShardedRows):
+                self.written(each.collection, each.records)
+            else:
+                self.sent(each.topic.name, len(each.records), sum(len(record.body) for _, record in each.records))
 
     def answered(self, latency_ms: float, error: TidewalError | None) -> None:
         """Count a reply to a write, with its `error` where it was refused."""

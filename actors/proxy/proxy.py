@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from time import perf_counter
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.topics import READY, Topic
 from ...runtime.errors import (
     CollectionNotFound,
+    InvalidRequest,
     InvalidRows,
     Overloaded,
     TidewalError,
     TopicNotFound,
 )
+from ...runtime.log.wal import Payload
 from ...runtime.ownership import Appended
 from ...runtime.rows.row_codec import decode_rows
 from ...runtime.rpc.protocol import Params
@@ -26,14 +29,18 @@ from ..node import Node
 from ..requests import Answer, Method, Nothing, OfCollection
 from ..role import Role
 from ..rows import check_values
+from ..transactions.buffer import MESSAGES, TRANSACTIONS_LEVEL
 from .client_order import ClientOrder
 from .metrics import ProxyMetrics
 from .partitioned_messages import PartitionedMessages
-from .requests import SendParams, WriteParams
+from .requests import CommitParams, SendParams, WriteParams
 from .sharded_rows import ShardedRows
+from .transaction_batch import TransactionBatch, parts_of
 from .write_lines import WriteLines
 
 DEADLINE_S = 30.0  # of a client that names none
+
+WriteBatch: TypeAlias = ShardedRows | PartitionedMessages | TransactionBatch
 
 
 class Proxy(Role):
@@ -59,12 +66,13 @@ class Proxy(Role):
         return {
             "write": Method(self._write, WriteParams),
             "send": Method(self._send, SendParams),
+            "commit": Method(self._commit, CommitParams),
             "flush": Method(self._flush, OfCollection),
             "ready": Method(self._ready, Nothing),
         }
 
     def due(self, request: Request) -> Sequence[Request]:
-        if request.method not in ("write", "send"):
+        if request.method not in ("write", "send", "commit"):
             return [request]
         if self.doubtful:  # the client may have given up by now, and have its next writes from another door
             request.ignore()
@@ -94,6 +102,9 @@ class Proxy(Role):
     async def _send(self, request: Request) -> Answer:
         return await self._timed(self._append_messages(request))
 
+    async def _commit(self, request: Request) -> Answer:
+        return await self._timed(self._append_transaction(request))
+
     async def _timed(self, appending: Awaitable[Appended]) -> Answer:
         started = perf_counter()
         try:
@@ -109,11 +120,7 @@ class Proxy(Role):
         params = request.params
         async with self._describing.setdefault(params["producer"], asyncio.Lock()):  # its writes go on in their order
             collection = await self._find_described(params)
-        self._check_tables(collection)
-        schema = collection.schema
-        rows = decode_rows(request.body, schema.row_arrow())
-        check_values(rows, schema)
-        batch = ShardedRows(collection, rows, request.body)
+        batch = self._sharded(collection, request.body)
         appended = await self._in_line(batch, request)
         if not appended.repeated:
             self._metrics.written(collection, batch.records)
@@ -130,21 +137,52 @@ class Proxy(Role):
             self._metrics.sent(topic.name, appended.rows, len(request.body))
         return appended
 
+    async def _append_transaction(self, request: Request) -> Appended:
+        self._check_not_denied()
+        self._check_level()
+        params = request.params
+        participants: list[ShardedRows | PartitionedMessages] = []
+        async with self._describing.setdefault(params["producer"], asyncio.Lock()):
+            for wire, body in parts_of(params["parts"], request.body):
+                if wire.kind == MESSAGES:
+                    topic = await self._find_topic({"topic": wire.name, "id": wire.id, "epoch": wire.version})
+                    participants.append(PartitionedMessages(topic, wire.version, body))
+                else:
+                    described = {"collection": wire.name, "id": wire.id, "schema_version": wire.version}
+                    participants.append(self._sharded(await self._find_described(described), body))
+        appended = await self._in_line(TransactionBatch(participants, self.node.wal.capabilities), request)
+        if not appended.repeated:
+            self._metrics.committed(participants)
+        return appended
+
+    def _sharded(self, collection: Collection, body: Payload) -> ShardedRows:
+        """The rows in `body`, checked, by shard."""
+        self._check_tables(collection)
+        rows = decode_rows(body, collection.schema.row_arrow())
+        check_values(rows, collection.schema)
+        return ShardedRows(collection, rows, body)
+
     def _check_not_denied(self) -> None:
         if self.node.settings.quota_and_limits.limit_writing.force_deny:
             key = "quotaAndLimits.limitWriting.forceDeny"
             raise Overloaded(f"all writes are refused, because {key} is set", limit=key)
 
-    async def _in_line(self, batch: ShardedRows | PartitionedMessages, request: Request) -> Appended:
+    def _check_level(self) -> None:
+        """Refuse transactions while an owner may not know them: it would take one for a write of nothing."""
+        if self.catalog.fold.level < TRANSACTIONS_LEVEL:
+            raise InvalidRequest(
+                f"transactions need feature level {TRANSACTIONS_LEVEL}, and the cluster has level "
+                f"{self.catalog.fold.level}: `tidewal level` says what it waits for"
+            )
+
+    async def _in_line(self, batch: WriteBatch, request: Request) -> Appended:
         """Have a batch appended once it is its turn among those of its client."""
         params, size = request.params, len(request.body)
         deadline_s = params.get("deadline_s", DEADLINE_S)
         send = partial(self._hand_over, batch, params, asyncio.get_running_loop().time() + deadline_s)
         return await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
 
-    def _hand_over(
-        self, batch: ShardedRows | PartitionedMessages, params: Params, deadline: float
-    ) -> asyncio.Future[Appended]:
+    def _hand_over(self, batch: WriteBatch, params: Params, deadline: float) -> asyncio.Future[Appended]:
         """Hand a batch to the owners of its channels, which are open; they take it until the loop's time `deadline`."""
         part = batch.part(params, self.owners.message_bytes())
         left_s = max(deadline - asyncio.get_running_loop().time(), 0.0)

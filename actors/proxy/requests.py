@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pydantic import Field
+from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
+from ...runtime.replicated.records import typed
 from ..requests import Number
+from ..transactions.buffer import MESSAGES, ROWS, ParticipantWire
+
+
+def _participants(wire: Any) -> list[ParticipantWire]:
+    found = [ParticipantWire(kind, typed(name, str), *map(_number, rest)) for kind, name, *rest in wire]
+    if any(each.kind not in (ROWS, MESSAGES) for each in found):
+        raise ValueError(f"a part is of {ROWS} or {MESSAGES}")
+    return found
+
+
+def _number(value: Any) -> int:
+    if typed(value, int) < 0:
+        raise ValueError("a negative number")
+    return value
 
 
 class WriteParams(TypedDict):
@@ -32,6 +47,17 @@ class SendParams(TypedDict):
     topic: str
     id: Number
     epoch: Number
+    producer: str
+    pseq: Number
+    after: NotRequired[Number]
+    deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+class CommitParams(TypedDict):
+    """A transaction: for each collection and topic what is in the body (`ParticipantWire`), one after another. The rest
+    as for `WriteParams`."""
+
+    parts: Annotated[list[Any], PlainValidator(_participants)]
     producer: str
     pseq: Number
     after: NotRequired[Number]

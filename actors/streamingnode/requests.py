@@ -51,7 +51,7 @@ class AnnounceParams(TypedDict):
 
 class AppendParams(TypedDict):
     """A part of a write, see `write_requests.py`; the bodies of its records are in the body. With `messages` these are
-    messages of a topic, all in the body."""
+    messages of a topic, all in the body; with `transaction` it is one, with its participants in the body."""
 
     collection: str
     id: Number
@@ -63,5 +63,6 @@ class AppendParams(TypedDict):
     channels: Number
     records: Annotated[list[Any], PlainValidator(_records)]
     messages: NotRequired[bool]
+    transaction: NotRequired[bool]
     place: Annotated[DoorPlace, PlainValidator(_place)]
     until: Number

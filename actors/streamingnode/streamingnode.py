@@ -199,13 +199,11 @@ class StreamingNode(Role):
 
     def append(self, part: WritePart) -> asyncio.Future[Appended]:
         """`PChannelOwner.append`."""
-        if part.kind is RecordType.MESSAGE:
-            if part.schema_version < self._check_topic(part).epoch:
-                return asyncio.ensure_future(self._settle(part))
-            paces = self._paces_of(part, lambda: self._pressure.check_messages(part.collection_id, part.collection))
-        else:
-            collection = self._vchannels.check(part)
-            paces = self._paces_of(part, lambda: self._pressure.check(collection, part.records)) if collection else []
+        participants = part.participants or (part,)
+        for each in participants:
+            if each.kind is RecordType.MESSAGE and each.schema_version < self._check_topic(each).epoch:
+                return asyncio.ensure_future(self._settle(part, each))
+        paces = [self._admit(each) for each in participants]
         appended = self._owner.append(
             part.records,
             producer=part.producer,
@@ -215,9 +213,23 @@ class StreamingNode(Role):
             channels=part.channels,
             in_order=True,
         )
-        if part.kind is RecordType.ROWS:
-            appended.add_done_callback(partial(self._count, part.records))
-        return appended if not paces else held_back(appended, self._pressure.charge(paces, part.records))
+        for each in participants:
+            if each.kind is RecordType.ROWS:
+                appended.add_done_callback(partial(self._count, each.records))
+        if not any(paces):
+            return appended
+        charges = [
+            self._pressure.charge(theirs, each.records) for theirs, each in zip(paces, participants, strict=True)
+        ]
+        return held_back(appended, max(charges))
+
+    def _admit(self, part: WritePart) -> list[Pace]:
+        """By which paces the rows of one collection go, or the messages of one topic. Raises where it does not take
+        them."""
+        if part.kind is RecordType.MESSAGE:
+            return self._paces_of(part, lambda: self._pressure.check_messages(part.collection_id, part.collection))
+        collection = self._vchannels.check(part)
+        return self._paces_of(part, lambda: self._pressure.check(collection, part.records)) if collection else []
 
     def _check_topic(self, part: WritePart) -> Topic:
         """The topic of messages. Raises `TopicNotFound` unless they are all for partitions of it, of its present epoch
@@ -235,18 +247,25 @@ class StreamingNode(Role):
             raise InvalidRequest(f"messages for {part.collection} that are in none of its partitions")
         return topic
 
-    async def _settle(self, part: WritePart) -> Appended:
-        """What became of messages for an epoch that is over: an earlier attempt may have written them. Raises
-        `TopicEpochEnded` where some were not, and never will be."""
-        channels = sorted({channel for channel, _ in part.records})
+    async def _settle(self, part: WritePart, late: WritePart) -> Appended:
+        """What became of a write whose messages `late` are for an epoch that is over: an earlier attempt may have
+        written them. Raises `TopicEpochEnded` where some were not, and never will be, and `TopicNotFound` where they
+        were to be in a transaction: nothing of that is written then."""
+        channels = sorted({channel for channel, _ in late.records})
         try:
             known = await self._owner.settled(channels, part.producer, part.pseq)
         except Unavailable as error:  # the door asks again
             raise of_unknown_outcome(error) from None
+        if len(known) < len(channels) and part.participants:
+            raise TopicNotFound(
+                f"topic {late.collection} has other partitions than when the transaction began, of which nothing is "
+                "written: begin it again",
+                topic=late.collection,
+            )
         if len(known) < len(channels):
             raise TopicEpochEnded(
-                f"topic {part.collection} has other partitions by now: describe it, and send the rest to these",
-                topic=part.collection,
+                f"topic {late.collection} has other partitions by now: describe it, and send the rest to these",
+                topic=late.collection,
                 written=",".join(sorted(known)),
             )
         return Appended(max(outcome.ts for outcome in known.values()), part.rows, repeated=True)

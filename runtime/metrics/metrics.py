@@ -167,6 +167,7 @@ _PROXY = (
     counter("proxy_delete_vectors_total", "Rows deleted", "collection_name"),
     counter("proxy_topic_message_total", "Messages that topics have taken", "topic_name"),
     counter("proxy_topic_bytes_total", "Bytes of the bodies of these messages", "topic_name"),
+    counter("proxy_transaction_total", "Transactions committed"),
     counter("overloaded_total", "Requests refused, by the limit they reached", "limit"),
     gauge(
         "limit_used_ratio",

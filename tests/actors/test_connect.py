@@ -20,6 +20,8 @@ import tidewal
 from tidewal.actors import connection
 from tidewal.actors.client import Client
 from tidewal.actors.sync_client import SyncClient
+from tidewal.actors.transactions.sync_transaction import SyncTransaction
+from tidewal.actors.transactions.transaction import Transaction
 from tidewal.runtime.errors import (
     Closed,
     CollectionNotFound,
@@ -108,6 +110,16 @@ def test_the_synchronous_client_does_what_the_other_does(data: Path) -> None:
         ]
         pages = [page.table["id"].to_pylist() for page in client.query_iterator("cities", batch_size=1)]
         assert pages == [[row["id"]] for row in ROWS]
+        with client.transaction() as t:
+            t.insert("cities", [{"id": 3, "name": "Brno"}])
+            t.delete("cities", [1])
+        assert t.result is not None
+        assert t.result.rows == 2
+        assert client.count("cities", at=t.result.ts) == 2
+        with contextlib.suppress(KeyError), client.transaction() as t:
+            t.upsert("cities", ROWS)
+            raise KeyError
+        assert (client.count("cities", consistency="strong"), t.result) == (2, None)
         with pytest.raises(CollectionNotFound):
             client.flush("towns")
 
@@ -116,10 +128,15 @@ def test_every_public_call_is_there_with_the_same_parameters_and_results() -> No
     def calls(of: type) -> dict[str, str]:
         names = [name for name, value in vars(of).items() if not name.startswith("_") and inspect.isfunction(value)]
         signatures = {name: str(inspect.signature(getattr(of, name))) for name in names}
-        return {name: re.sub("Async(?=Iterator)|Sync(?=TopicMember)", "", each) for name, each in signatures.items()}
+        return {
+            name: re.sub("Async(?=Iterator)|Sync(?=TopicMember|Transaction)", "", each)
+            for name, each in signatures.items()
+        }
 
     assert calls(SyncClient) == calls(Client) != {}
     assert all(getattr(SyncClient, name).__doc__ for name in calls(Client))
+    awaited = {name: re.sub(r"Coroutine\[Any, Any, (\w+)\]", r"\1", each) for name, each in calls(Transaction).items()}
+    assert calls(SyncTransaction) == awaited != {}
 
 
 async def test_a_notebook_whose_loop_runs_may_use_it(data: Path) -> None:

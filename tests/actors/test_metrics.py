@@ -127,6 +127,8 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
         await client.compact("people")
         await client.create_topic("jobs", 1)
         await client.send("jobs", "resize")
+        async with client.transaction() as t:
+            await t.send("jobs", "rotate")
         series = shown(metrics)
         assert metrics.value("streamingnode_unflushed_bytes", collection_name="people") > 0
         await client.drop_collection("people")

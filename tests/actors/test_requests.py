@@ -89,6 +89,12 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "placement"): {},
         ("proxy", "write"): write,
         ("proxy", "send"): {"topic": "t", "id": 99, "epoch": 1, "producer": "p", "pseq": 1, "deadline_s": 1.5},
+        ("proxy", "commit"): {
+            "parts": [["rows", "people", collection.id, 1, 8], ["messages", "t", 99, 1, 8]],
+            "producer": "p",
+            "pseq": 1,
+            "deadline_s": 1.5,
+        },
         ("proxy", "flush"): name,
         ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
         ("streamingnode", "flush"): {"id": 99, **to},

@@ -1,0 +1,55 @@
+"""The writes of a transaction to its collections and topics, on their way to the log as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from ...runtime.errors import InvalidRequest, Unsupported
+from ...runtime.log.record import Record
+from ...runtime.log.wal import Capabilities, Payload
+from ...runtime.rpc.protocol import Params
+from ..local_owner import WritePart
+from ..transactions.buffer import PARTICIPANTS_MAX, ParticipantWire
+from ..write_requests import transaction_of
+from .partitioned_messages import PartitionedMessages
+from .sharded_rows import ShardedRows
+
+
+class TransactionBatch:
+    """The checked participants of one transaction. They become one append, under one timestamp: in several channels it
+    is whole only where the log takes it as one commit, and one node owns all channels."""
+
+    def __init__(self, participants: Sequence[ShardedRows | PartitionedMessages], log: Capabilities) -> None:
+        """Raises `Unsupported` where a `log` that can do so much cannot write all of it at once."""
+        self.participants = participants
+        self.channels: set[str] = set[str]().union(*(each.channels for each in participants))
+        if len(self.channels) > 1 and not (log.atomic_batches and log.one_node):
+            raise Unsupported(
+                f"the transaction is for {len(self.channels)} physical channels, and only a log that one node owns "
+                "(RocksMQ) takes these at once. Here a transaction may write to collections of one shard that share a "
+                "physical channel: nothing was written",
+                capability="atomic_batches",
+            )
+
+    @property
+    def records(self) -> list[tuple[str, Record]]:
+        """The records of all participants, once they are split."""
+        return [record for each in self.participants for record in each.records]
+
+    def part(self, params: Params, message_bytes: Mapping[str, int]) -> WritePart:
+        """What an owner is asked to append for a request with `params`. Raises `MessageTooLarge`."""
+        parts = [each.part(params, message_bytes) for each in self.participants]
+        return transaction_of(parts, params["producer"], params["pseq"], len(self.channels))
+
+
+def parts_of(wire: Sequence[ParticipantWire], body: Payload) -> Iterator[tuple[ParticipantWire, memoryview]]:
+    """The participants in a request to commit, each with what it gets of the body. Raises `InvalidRequest` for what no
+    client of this version sends."""
+    ends = list(accumulate(each.size for each in wire))
+    if not 1 <= len(wire) <= PARTICIPANTS_MAX or ends[-1] != len(body) or min(each.size for each in wire) < 1:
+        raise InvalidRequest(f"a transaction has 1 to {PARTICIPANTS_MAX} parts, which are all that is in its body")
+    if len({(each.kind, each.name) for each in wire}) < len(wire):
+        raise InvalidRequest("a transaction has one part for each collection and topic")
+    view = memoryview(body)
+    return ((each, view[end - each.size : end]) for each, end in zip(wire, ends, strict=True))

@@ -1,0 +1,1 @@
+"""Transactions: writes to several collections and topics that readers see together."""

@@ -1,0 +1,208 @@
+"""A transaction of a client: begun, filled, and committed or rolled back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from ...runtime.arguments import checked
+from ...runtime.catalog.catalog import Collection
+from ...runtime.catalog.topics import Topic
+from ...runtime.errors import DeadlineExceeded, InvalidRequest, OutcomeUnknown, TidewalError, of_unknown_outcome
+from ...runtime.log.record import TagValue
+from ...runtime.rows.schema import CollectionSchema
+from ..keys import Keys, listed_keys
+from ..rows import Rows, to_batch
+from ..topics.messages import Message, MessageBodies, Partitioner, PlacedMessage
+from ..topics.sender import messages_of
+from .buffer import TransactionBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """A transaction that is durable: its timestamp in the log, which all of it has; how many rows it wrote to
+    collections, deletes among them, and how many messages to topics. One of nothing writes nothing; its `ts` is 0."""
+
+    ts: int
+    rows: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCalls:
+    """What a transaction asks of its client: collections and topics by name, within so many seconds; messages with
+    their partitions; the number of the client's next write; and to have a buffer written under that number, within so
+    many seconds, which is sent for the first time or not. That returns the timestamp, and raises what a write does."""
+
+    collection: Callable[[str, float], Awaitable[Collection]]
+    topic: Callable[[str, float], Awaitable[Topic]]
+    place: Callable[[Topic, Sequence[Message], Partitioner | None], list[PlacedMessage]]
+    next_number: Callable[[], int]
+    commit: Callable[[TransactionBuffer, int, bool, float], Awaitable[int]]
+
+
+class Transaction:
+    """Writes to collections and topics that readers see all of or nothing, at one timestamp. Made by
+    `Client.transaction`: `async with client.transaction() as t`.
+
+    Its calls check and convert what they get, and keep it in memory: 16 MiB at most, for up to 100 collections and
+    topics. Nothing is in the log before the commit, which is one write of the client. The end of the block commits; an
+    error that leaves it rolls back. A call that raises adds nothing. Each is to be awaited: one that was not, or is not
+    done, lets the commit raise `InvalidRequest`.
+    """
+
+    def __init__(self, calls: TransactionCalls, deadline_s: float) -> None:
+        self._calls, self._deadline_s = calls, deadline_s
+        self._buffer = TransactionBuffer()
+        self._adding = 0  # calls that are not done
+        self._committing = asyncio.Lock()
+        self._number: int | None = None  # of the commit among the client's writes, where that may be in the log
+        self._result: TransactionResult | None = None
+        self._rolled_back = False
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {self._buffer.rows} rows and {self._buffer.messages} messages, {self._state}>"
+
+    @property
+    def _state(self) -> str:
+        if self._rolled_back:
+            return "rolled back"
+        if self._result is not None:
+            return "committed"
+        return "open" if self._number is None else "of unknown outcome"
+
+    @property
+    def result(self) -> TransactionResult | None:
+        """What the commit has returned; None without it."""
+        return self._result
+
+    async def __aenter__(self) -> Transaction:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and not self._rolled_back:
+            await self.commit()
+        elif self._state == "open":
+            self.rollback()
+
+    # ---- what it writes ---------------------------------------------------------------------------------------------
+
+    @checked
+    def insert(self, collection: str, rows: Rows) -> Coroutine[Any, Any, None]:
+        """Add rows, as `Client.insert` does. Raises `CollectionNotFound`, `InvalidRows`, `MessageTooLarge` where the
+        transaction has too many bytes then, and `InvalidRequest` where it takes no more."""
+        return self._add(self._add_rows(collection, lambda _: rows, "insert"))
+
+    @checked
+    def upsert(self, collection: str, rows: Rows) -> Coroutine[Any, Any, None]:
+        """Add rows, or replace those of the same key as a whole. Raises as `insert` does."""
+        return self._add(self._add_rows(collection, lambda _: rows, "upsert"))
+
+    @checked
+    def delete(self, collection: str, keys: Keys) -> Coroutine[Any, Any, None]:
+        """Remove the rows of `keys`, also of those that the transaction has added before. Raises as `insert` does."""
+        listed = listed_keys(keys)
+        return self._add(self._add_rows(collection, lambda schema: {schema.primary_key: listed}, "delete"))
+
+    @checked
+    def apply(self, collection: str, rows: Rows) -> Coroutine[Any, Any, None]:
+        """Add a mixed batch, as `Client.apply` does. Raises as `insert` does."""
+        return self._add(self._add_rows(collection, lambda _: rows, None))
+
+    @checked
+    def send(
+        self,
+        topic: str,
+        messages: MessageBodies,
+        *,
+        key: bytes | str | None = None,
+        tags: Mapping[str, TagValue] | None = None,
+        partitioner: Partitioner | None = None,
+    ) -> Coroutine[Any, Any, None]:
+        """Add messages, as `Client.send` does, up to 10,000 for one topic. Raises `TopicNotFound`, and as `insert`
+        does."""
+        return self._add(self._add_messages(topic, messages_of(messages, key, tags), partitioner))
+
+    def _add(self, adding: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
+        """`adding`, counted from this call on: what is never awaited is not left out unnoticed."""
+        self._adding += 1
+        return self._added(adding)
+
+    async def _added(self, adding: Coroutine[Any, Any, None]) -> None:
+        try:
+            await adding
+        finally:
+            self._adding -= 1
+
+    async def _add_rows(self, name: str, rows: Callable[[CollectionSchema], Rows], op: str | None) -> None:
+        self._check_open()
+        described = self._buffer.collection(name) or await self._calls.collection(name, self._deadline_s)
+        collection = self._buffer.collection(name) or described  # all rows are for one version of it
+        batch = to_batch(rows(collection.schema), collection.schema, op=op)
+        self._check_open()
+        self._buffer.add_rows(collection, batch)
+
+    async def _add_messages(self, name: str, messages: Sequence[Message], partitioner: Partitioner | None) -> None:
+        self._check_open()
+        described = self._buffer.topic(name) or await self._calls.topic(name, self._deadline_s)
+        topic = self._buffer.topic(name) or described
+        self._check_open()
+        self._buffer.add_messages(topic, self._calls.place(topic, messages, partitioner))
+
+    def _check_open(self) -> None:
+        if self._state != "open" or self._committing.locked():
+            state = "being committed" if self._committing.locked() else self._state
+            raise InvalidRequest(f"the transaction is {state}, and takes no more: begin another one")
+
+    # ---- its end ----------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> TransactionResult:
+        """Write all of it, and return once it is durable; again it returns the same. Raises, with nothing written,
+        what `Client.insert` and `Client.send` raise: `CollectionNotFound`, `TopicNotFound` and `InvalidRows` where one
+        was dropped or changed since the client described it (begin anew: that describes it again), `Overloaded`, after
+        which it may be called again, and `Unsupported` where the log, or several nodes, cannot write all of it at once.
+
+        After `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may be written, all of it: called
+        again the commit is the same write, so it happens once, and tells."""
+        async with self._committing:
+            if self._result is None:
+                self._check_complete()
+                ts = await self._write() if self._buffer.size else 0
+                self._result = TransactionResult(ts, self._buffer.rows, self._buffer.messages)
+            return self._result
+
+    def _check_complete(self) -> None:
+        if self._rolled_back:
+            raise InvalidRequest("the transaction is rolled back: begin another one")
+        if self._adding:
+            raise InvalidRequest(f"{self._adding} calls of the transaction were not awaited, or are not done")
+
+    async def _write(self) -> int:
+        first = self._number is None
+        number = self._number = self._calls.next_number() if self._number is None else self._number
+        try:
+            return await self._calls.commit(self._buffer, number, first, self._deadline_s)
+        except TidewalError as error:
+            if not first:  # says nothing of the attempts before
+                raise of_unknown_outcome(error) from None
+            if not _may_be_written(error):
+                self._number = None
+            raise
+
+    def rollback(self) -> None:
+        """Write nothing of it. Raises `InvalidRequest` where it is committed, or may be."""
+        if self._state == "open" and not self._committing.locked():
+            self._rolled_back = True
+            self._buffer = TransactionBuffer()
+        elif not self._rolled_back:
+            raise InvalidRequest("the transaction was committed, or may have been: call `commit` again to learn that")
+
+
+def _may_be_written(error: TidewalError) -> bool:
+    unknown = isinstance(error, DeadlineExceeded | OutcomeUnknown)
+    return bool(error.fields.get("outcome_unknown", unknown))
