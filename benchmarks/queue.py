@@ -1,9 +1,13 @@
-"""What the parts of a queue cost: a subscription with a filter beside one that reads all.
+"""What the parts of a queue cost: a subscription with a filter beside one that reads all, and transactions beside the
+same messages without.
 
     python -m benchmarks.queue [--messages 50000] [--rounds 5]
 
 One message in a hundred passes. The reader is in another process than the owner of the RocksMQ, on the same machine,
 and reads through the owner's socket with a `MsgStream`: all messages, or those that pass, up to the last one.
+
+A client in the process of a node on RocksMQ sends `BATCH_MESSAGES` messages of 1 KiB to a topic at once, `WINDOW` times
+side by side: by one `send`, or by one `send` of a transaction of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -30,6 +35,8 @@ PASSING = 100  # one in so many
 BATCH = 500
 CHANNEL = "messages"
 WHERE = 'tag == "wanted" and priority > 3'
+BATCH_MESSAGES = 100
+WINDOW = 8
 
 
 async def fill(wal: tidewal.Wal, count: int) -> None:
@@ -97,13 +104,47 @@ def measure(count: int, rounds: int, url: str) -> None:
           filtered_us_a_message=measured["filtered"].median, all_us_a_message=measured["all"].median)  # fmt: skip
 
 
-def main() -> None:
+def transactions(directory: Path, count: int, rounds: int) -> None:
+    """Send to a topic in turns with and without transactions, and print what these cost."""
+    bodies = [os.urandom(KIB) for _ in range(BATCH_MESSAGES)]
+
+    async def plain(client: tidewal.Client) -> None:
+        await client.send(CHANNEL, bodies)
+
+    async def transacted(client: tidewal.Client) -> None:
+        async with client.transaction() as t:
+            await t.send(CHANNEL, bodies)
+
+    async def rate(client: tidewal.Client, send: Callable[[tidewal.Client], Awaitable[None]]) -> float:
+        async def some() -> None:
+            for _ in range(count // BATCH_MESSAGES // WINDOW):
+                await send(client)
+
+        began_s = time.perf_counter()
+        await asyncio.gather(*(some() for _ in range(WINDOW)))
+        return count / (time.perf_counter() - began_s)
+
+    async def opened(stack: AsyncExitStack) -> tidewal.Client:
+        node = await stack.enter_async_context(tidewal.standalone(directory))
+        client = await stack.enter_async_context(node.client())
+        await client.create_topic(CHANNEL, 8)
+        return client
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stack = AsyncExitStack()
+        client = runner.run(opened(stack))
+        candidates: dict[str, Callable[[], float]] = {
+            "with": lambda: runner.run(rate(client, transacted)),
+            "without": lambda: runner.run(rate(client, plain)),
+        }
+        measured = interleaved(candidates, rounds)
+        runner.run(stack.aclose())
+    ratio("queue.transactions.100", measured["with"], measured["without"], "ratio to the same messages without",
+          with_per_s=measured["with"].median, without_per_s=measured["without"].median)  # fmt: skip
+
+
+def filters(count: int, rounds: int) -> None:
     """Serve the log on a thread of its own, as a node does, while this one measures."""
-    parser = argparse.ArgumentParser(prog="benchmarks.queue", description=__doc__)
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    chosen = parser.parse_args()
-    count = chosen.messages // PASSING * PASSING
     filled, measured = threading.Event(), threading.Event()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TIDEWAL_BENCH_DIR")) as directory:
         url = f"rocksmq://{Path(directory) / 'log'}"
@@ -121,10 +162,22 @@ def main() -> None:
         owner.start()
         filled.wait()
         try:
-            measure(count, chosen.rounds, url)
+            measure(count, rounds, url)
         finally:
             measured.set()
             owner.join()
+
+
+def main() -> None:
+    """Measure the one, then the other."""
+    parser = argparse.ArgumentParser(prog="benchmarks.queue", description=__doc__)
+    parser.add_argument("--messages", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    chosen = parser.parse_args()
+    count = chosen.messages // PASSING * PASSING
+    filters(count, chosen.rounds)
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TIDEWAL_BENCH_DIR")) as directory:
+        transactions(Path(directory), count, chosen.rounds)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,17 @@ ROUNDS = 5
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_factories=["rocksmq"])]
 
 
-def killed_run(directory: Path, first: int, seed: int, acknowledgements: int) -> tuple[dict[int, int], set[int]]:
-    """Run the child until it has acknowledged so much, and kill it. Returns the batches tried (first key → rows) and
+def killed_run(
+    directory: Path, first: int, seed: int, acknowledgements: int, *, child: Path = CHILD
+) -> tuple[dict[int, int], set[int]]:
+    """Run the `child` until it has acknowledged so much, and kill it. Returns the batches tried (first key → rows) and
     the first keys of those acknowledged."""
-    command = [sys.executable, str(CHILD), str(directory), str(first), str(seed)]
+    command = [sys.executable, str(child), str(directory), str(first), str(seed)]
     tried: dict[int, int] = {}
     acknowledged: set[int] = set()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
             if not line.endswith("\n"):
                 continue  # torn by the kill: of something that had not happened yet
             word, *numbers = line.split()
@@ -37,8 +39,8 @@ def killed_run(directory: Path, first: int, seed: int, acknowledgements: int) ->
             else:
                 acknowledged.add(int(numbers[0]))
             if len(acknowledged) == acknowledgements:
-                child.send_signal(signal.SIGKILL)
-        assert child.wait() == -signal.SIGKILL, "the child ended by itself"
+                process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "the child ended by itself"
     return tried, acknowledged
 
 
