@@ -90,8 +90,8 @@ class DeadlineExceeded(TidewalError):
 
 
 class AckTimeout(TidewalError):
-    """A handler of a consumer group held what it got for longer than `ack_timeout_s` of its retry policy (`timeout_s`):
-    the attempt counts, and what it made does not. Extend the time (`extend_ack_timeout`), or set more."""
+    """A handler of a consumer group held what it got for longer than its retry policy allows (`timeout_s`): the attempt
+    counts, and what it made does not. A handler that needs longer extends its time."""
 
     timeout_s: _Named[float] = _Named()
 
