@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -494,7 +495,12 @@ class Client:
         among the others: behind those that were called before, and with one number, so that it happens once.
         `deadline_s` is for its commit, and for each call that describes a collection or topic."""
         calls = TransactionCalls(
-            self._known_collection, self._known_topic, self._sender.place, lambda: next(self._pseqs), self._commit
+            self._known_collection,
+            self._known_topic,
+            self._sender.place,
+            self._in_turn,
+            lambda: next(self._pseqs),
+            self._commit,
         )
         return Transaction(calls, deadline_s)
 
@@ -504,6 +510,20 @@ class Client:
     async def _known_topic(self, name: str, deadline_s: float) -> Topic:
         return self._topics.get(name) or (await self._described_topic(name, deadline_s))[0]
 
+    @asynccontextmanager
+    async def _in_turn(self, topics: Sequence[Topic], deadline_s: float) -> AsyncGenerator[None]:
+        """The block writes to `topics` behind all that this client has sent to them before."""
+        until = asyncio.get_running_loop().time() + deadline_s
+        numbered = [
+            (topic, self._send_turns.setdefault(topic.name, SendTurns()), next(self._sends)) for topic in topics
+        ]
+        with ExitStack() as under_way:
+            for topic, turns, number in numbered:
+                if not turns.free:
+                    await self._topic_in_turn(turns, number, topic.name, until)
+                under_way.enter_context(turns.under_way(number, topic))
+            yield
+
     async def _commit(self, buffer: TransactionBuffer, number: int, first: bool, deadline_s: float) -> int:
         """Have all of `buffer` written under that number of this client; returns the timestamp. One that is sent again
         later has its place already: no write waits for it any more."""
@@ -512,7 +532,7 @@ class Client:
         ask = self._ask_to_write if first else self._ask_until_known
         try:
             ts: int = (await ask("commit", params, body, deadline_s)).values["ts"]
-        except (CollectionNotFound, TopicNotFound, InvalidRows):
+        except (CollectionNotFound, TopicNotFound, TopicEpochEnded, InvalidRows):
             for collection in buffer.collections:
                 self._collections.pop(collection.name, None)
             for topic in buffer.topics:

@@ -249,22 +249,19 @@ class StreamingNode(Role):
 
     async def _settle(self, part: WritePart, late: WritePart) -> Appended:
         """What became of a write whose messages `late` are for an epoch that is over: an earlier attempt may have
-        written them. Raises `TopicEpochEnded` where some were not, and never will be, and `TopicNotFound` where they
-        were to be in a transaction: nothing of that is written then."""
+        written them. Raises `TopicEpochEnded` where some were not, and never will be; of a transaction nothing is
+        written then."""
         channels = sorted({channel for channel, _ in late.records})
         try:
             known = await self._owner.settled(channels, part.producer, part.pseq)
         except Unavailable as error:  # the door asks again
             raise of_unknown_outcome(error) from None
-        if len(known) < len(channels) and part.participants:
-            raise TopicNotFound(
-                f"topic {late.collection} has other partitions than when the transaction began, of which nothing is "
-                "written: begin it again",
-                topic=late.collection,
-            )
         if len(known) < len(channels):
+            advice = "describe it, and send the rest to these"
+            if part.participants:
+                advice = "nothing of the transaction is written, begin it again"
             raise TopicEpochEnded(
-                f"topic {late.collection} has other partitions by now: describe it, and send the rest to these",
+                f"topic {late.collection} has other partitions by now: {advice}",
                 topic=late.collection,
                 written=",".join(sorted(known)),
             )

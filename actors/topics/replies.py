@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from random import getrandbits
 
 from ...runtime.errors import ChannelNotFound, InvalidRequest, TidewalError, to_wire
 from ...runtime.log.fragments import fragments_of
 from ...runtime.log.names import Names
-from ...runtime.log.record import Record, RecordType, Tags
+from ...runtime.log.record import Record, RecordType, Tags, encode
 from ...runtime.log.wal import Append, Payload, Wal
 from ...runtime.rpc.protocol import MESSAGE_BYTES_MAX, reply_tags
 from ...runtime.rpc.remembered_replies import RememberedReplies
@@ -35,7 +36,11 @@ class TopicReplies:
 
     async def refuse(self, request: TopicRequest, error: TidewalError) -> None:
         """Send an error in the place of a reply."""
-        await self._send(request, reply_tags(False, to_wire(error)), b"")
+        try:
+            tags = reply_tags(False, to_wire(error))
+        except (TypeError, ValueError, OverflowError):  # a text that is no UTF-8, or a field that no log takes
+            tags = reply_tags(False, to_wire(type(error)(error.message.encode("ascii", "backslashreplace").decode())))
+        await self._send(request, tags, b"")
 
     async def repeat(self, request: TopicRequest) -> bool:
         """Send the reply to an earlier one of the same request again. Returns whether it is remembered."""
@@ -46,14 +51,15 @@ class TopicReplies:
 
     async def _send(self, request: TopicRequest, tags: Tags, body: Payload) -> None:
         record = Record(RecordType.REPLY, producer=request.client, pseq=request.number, tags=tags, body=body)
+        whole = encode(record)
+        if len(whole) <= REMEMBERED_REPLY_BYTES:
+            self._remembered.add((request.client, request.number), whole)
         try:
             limit = (await self._wal.describe(self._names.replies(request.client))).max_message_bytes
         except ChannelNotFound:
             return
-        payloads = fragments_of(record, limit, MESSAGE_BYTES_MAX)
-        if len(payloads) == 1 and len(payloads[0]) <= REMEMBERED_REPLY_BYTES:
-            self._remembered.add((request.client, request.number), payloads[0])
-        await self._append(request, payloads)
+        # members of several groups may reply to one request
+        await self._append(request, fragments_of(record, limit, MESSAGE_BYTES_MAX, sender=getrandbits(32)))
 
     async def _append(self, request: TopicRequest, payloads: Sequence[bytes]) -> None:
         channel = self._names.replies(request.client)

@@ -16,6 +16,7 @@ from ...runtime.clock import physical_ms
 from ...runtime.errors import DeadlineExceeded, TidewalError, of_unknown_outcome
 from ...runtime.log.record import Tags, TagValue
 from ...runtime.rpc.protocol import Params
+from ...runtime.waiting import ended
 
 if TYPE_CHECKING:
     from ...runtime.rpc.client import RpcClient
@@ -83,21 +84,27 @@ async def ask(rpc: RpcClient, topic: str, send: SendRequest, tags: Tags, deadlin
     loop, pause_s, sent = asyncio.get_running_loop(), FIRST_REPEAT_S, 0
     end = loop.time() + deadline_s
     with rpc.expect() as (number, reply):
-        while (left_s := end - loop.time()) > 0:
+        while (left_s := end - loop.time()) > 0 and not reply.done():
             waits = {CLIENT: rpc.name, NUMBER: number, WAITS: int(left_s * 1000)}
+            sending = asyncio.ensure_future(send(number, {**tags, **waits}, left_s))
             try:
-                await send(number, {**tags, **waits}, left_s)
+                await asyncio.wait([sending, reply], return_when=asyncio.FIRST_COMPLETED)
+                if not reply.done():
+                    await sending
             except DeadlineExceeded:
                 sent += 1
                 break
             except TidewalError as error:
-                raise (of_unknown_outcome(error) if sent else error) from None
+                if not sent or not error.retryable:
+                    raise (of_unknown_outcome(error) if sent else error) from None
+            finally:
+                await ended(sending)
             sent += 1
-            await asyncio.wait([reply], timeout=min(pause_s, end - loop.time()))
-            if reply.done():
-                answer = reply.result()
-                return TopicReply(bytes(answer.body), _tags_in(answer.values))
+            await asyncio.wait([reply], timeout=min(pause_s, max(0.0, end - loop.time())))
             pause_s *= 2
+        if reply.done():
+            answer = reply.result()
+            return TopicReply(bytes(answer.body), _tags_in(answer.values))
     raise DeadlineExceeded(
         f"no reply to a request over topic {topic} within {max(deadline_s, 0):g} s: it may be served all the same, now "
         "or later",

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from ...runtime.arguments import checked
 from ...runtime.clock import HybridClock, physical_ms
-from ...runtime.errors import Fenced, InvalidRequest, MessageTooLarge, TidewalError
+from ...runtime.errors import AckTimeout, Fenced, InvalidRequest, MessageTooLarge, TidewalError
+from ...runtime.groups.ack_timer import check_ack_timeout
 from ...runtime.groups.processing import Semantics, process
 from ...runtime.groups.retry_policy import RetryPolicy
 from ...runtime.groups.work import check_awaitable
@@ -71,9 +72,11 @@ async def _serve(member: TopicMember, handle: TopicHandler, message: TopicMessag
         answer = handle(message)
         check_awaitable(answer, handle)
         body = await answer
+        check_ack_timeout()
     except TidewalError as error:
-        if request is None or error.retryable or isinstance(error, Fenced):
+        if request is None or error.retryable or isinstance(error, Fenced | AckTimeout):
             raise
+        check_ack_timeout()
         await _sent(member.refuse(message, error))
         return
     if request is None:

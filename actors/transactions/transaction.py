@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 from ...runtime.arguments import checked
 from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import DeadlineExceeded, InvalidRequest, OutcomeUnknown, TidewalError, of_unknown_outcome
+from ...runtime.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    OutcomeUnknown,
+    TidewalError,
+    TopicEpochEnded,
+    TopicNotFound,
+    of_unknown_outcome,
+)
 from ...runtime.log.record import TagValue
 from ...runtime.rows.schema import CollectionSchema
 from ..keys import Keys, listed_keys
@@ -34,12 +43,14 @@ class TransactionResult:
 @dataclass(frozen=True, slots=True)
 class TransactionCalls:
     """What a transaction asks of its client: collections and topics by name, within so many seconds; messages with
-    their partitions; the number of the client's next write; and to have a buffer written under that number, within so
-    many seconds, which is sent for the first time or not. That returns the timestamp, and raises what a write does."""
+    their partitions; the turn among its sends to these topics; the number of the client's next write; and to have a
+    buffer written under that number, within so many seconds, which is sent for the first time or not. That returns the
+    timestamp, and raises what a write does, and `TopicEpochEnded` where it will never be written."""
 
     collection: Callable[[str, float], Awaitable[Collection]]
     topic: Callable[[str, float], Awaitable[Topic]]
     place: Callable[[Topic, Sequence[Message], Partitioner | None], list[PlacedMessage]]
+    in_turn: Callable[[Sequence[Topic], float], AbstractAsyncContextManager[None]]
     next_number: Callable[[], int]
     commit: Callable[[TransactionBuffer, int, bool, float], Awaitable[int]]
 
@@ -58,6 +69,7 @@ class Transaction:
         self._calls, self._deadline_s = calls, deadline_s
         self._buffer = TransactionBuffer()
         self._adding = 0  # calls that are not done
+        self._order = asyncio.Lock()  # of its calls: one describes a collection or topic while others wait
         self._committing = asyncio.Lock()
         self._number: int | None = None  # of the commit among the client's writes, where that may be in the log
         self._result: TransactionResult | None = None
@@ -135,7 +147,8 @@ class Transaction:
 
     async def _added(self, adding: Coroutine[Any, Any, None]) -> None:
         try:
-            await adding
+            async with self._order:
+                await adding
         finally:
             self._adding -= 1
 
@@ -184,9 +197,15 @@ class Transaction:
 
     async def _write(self) -> int:
         first = self._number is None
-        number = self._number = self._calls.next_number() if self._number is None else self._number
         try:
-            return await self._calls.commit(self._buffer, number, first, self._deadline_s)
+            if self._number is not None:
+                return await self._calls.commit(self._buffer, self._number, False, self._deadline_s)
+            async with self._calls.in_turn(self._buffer.topics, self._deadline_s):
+                self._number = self._calls.next_number()
+                return await self._calls.commit(self._buffer, self._number, True, self._deadline_s)
+        except TopicEpochEnded as error:  # the owner knows: it will never be written
+            self._number = None
+            raise TopicNotFound(error.message, topic=error.topic) from None
         except TidewalError as error:
             if not first:  # says nothing of the attempts before
                 raise of_unknown_outcome(error) from None

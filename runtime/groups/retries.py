@@ -146,7 +146,8 @@ class Retries(Generic[D]):
             await self._attempt(delivered, 1, None)
             return True
         except _HandlerRaised as failed:
-            if not self._discarded(delivered):
+            if not self._discarded(delivered):  # it goes back with what was before it: no attempt, and no delay
+                self._count(failed.error)
                 return False
             held = _Held(deque([delivered]), 0, None, 0.0)
             self._hold(held)

@@ -12,8 +12,9 @@ FRAGMENT_OVERHEAD_BYTES = 1024  # that a fragment which waits for the others cou
 PART_BYTES = 32  # that a part's numbers may take
 
 
-def fragments_of(record: Record, limit: int, whole_limit: int) -> list[bytes]:
-    """The bytes of `record`, in as many fragments as a channel with `limit` bytes per message needs. Raises
+def fragments_of(record: Record, limit: int, whole_limit: int, *, sender: int = 0) -> list[bytes]:
+    """The bytes of `record`, in as many fragments as a channel with `limit` bytes per message needs. Where several may
+    send a record of the same producer and number, each has another number as `sender`. Raises
     `MessageTooLarge` for a record over `whole_limit` bytes, or with a header that takes all of `limit`."""
     whole = encode(record)
     if len(whole) <= min(limit, whole_limit):
@@ -29,7 +30,9 @@ def fragments_of(record: Record, limit: int, whole_limit: int) -> list[bytes]:
     rest = replace(record, key=b"", tags={})
     return [
         encode(
-            replace(record if number == 0 else rest, part=BatchPart(0, number, len(starts)), body=body[at : at + room])
+            replace(
+                record if number == 0 else rest, part=BatchPart(sender, number, len(starts)), body=body[at : at + room]
+            )
         )
         for number, at in enumerate(starts)
     ]
@@ -42,14 +45,14 @@ class FragmentAssembler:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bytes = 0
-        self._waiting: OrderedDict[tuple[str, int, int], dict[int, Record]] = OrderedDict()
+        self._waiting: OrderedDict[tuple[str, int, int, int], dict[int, Record]] = OrderedDict()
 
     def take(self, record: Record) -> Record | None:
         """The whole record that `record` is, or completes; None while fragments are missing."""
         part = record.part
         if part is None:
             return record
-        known = (record.producer, record.pseq, part.of)
+        known = (record.producer, record.pseq, part.batch, part.of)
         fragments = self._waiting.setdefault(known, {})
         self._waiting.move_to_end(known)
         if part.number not in fragments:
@@ -62,6 +65,6 @@ class FragmentAssembler:
             self._forget(next(iter(self._waiting)))
         return None
 
-    def _forget(self, known: tuple[str, int, int]) -> None:
+    def _forget(self, known: tuple[str, int, int, int]) -> None:
         fragments = self._waiting.pop(known)
         self._bytes -= sum(len(fragment.body) + FRAGMENT_OVERHEAD_BYTES for fragment in fragments.values())

@@ -14,7 +14,16 @@ from tidewal.actors.topics import requests
 from tidewal.actors.topics.replies import TopicReplies
 from tidewal.actors.topics.requests import CLIENT, DRIFT_MS, NUMBER, WAITS, TopicRequest, request_of
 from tidewal.runtime.clock import HybridClock, compose
-from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, MessageTooLarge, TopicNotFound
+from tidewal.runtime.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    MessageTooLarge,
+    Overloaded,
+    TopicNotFound,
+    Unavailable,
+)
+from tidewal.runtime.log.fragments import FragmentAssembler, fragments_of
+from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.testing.clock import VirtualLoop
 
 
@@ -207,6 +216,107 @@ async def test_a_request_that_a_handler_holds_for_too_long_or_gives_back_is_serv
         async with served(client, handle, retry=retry):
             assert (await client.ask("sums", "2", deadline_s=60)).body == b"4"
     assert calls == {b"2": 3}
+
+
+@pytest.mark.parametrize("extends", [False, True])
+async def test_what_a_handler_makes_after_its_time_is_no_reply(home, extends: bool) -> None:
+    calls = 0
+
+    async def handle(message: tidewal.TopicMessage) -> str:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            return "good"
+        with suppress(asyncio.CancelledError):  # as a library that takes it for a failure of its own
+            await asyncio.Event().wait()
+        if extends:
+            tidewal.extend_ack_timeout(10)
+        return "late"
+
+    retry = tidewal.RetryPolicy(attempts=5, first_pause_s=0.001, ack_timeout_s=0.05)
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("sums", 1)
+        async with served(client, handle, retry=retry):
+            assert (await client.ask("sums", "2", deadline_s=60)).body == b"good"
+
+
+async def test_a_reply_counts_while_the_request_is_being_repeated(home, monkeypatch) -> None:
+    monkeypatch.setattr(requests, "FIRST_REPEAT_S", 0.05)
+    repeated, sends = asyncio.Event(), 0
+
+    async def handle(message: tidewal.TopicMessage) -> str:
+        await repeated.wait()
+        return "4"
+
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("sums", 1)
+        send = client.send
+
+        async def stalls(*arguments, **named):
+            nonlocal sends
+            sends += 1
+            if sends == 2:
+                raise Overloaded("not now")
+            if sends > 2:
+                repeated.set()
+                await asyncio.Event().wait()
+            return await send(*arguments, **named)
+
+        monkeypatch.setattr(client, "send", stalls)
+        async with served(client, handle):
+            assert (await client.ask("sums", "2", deadline_s=60)).body == b"4"
+    assert sends == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("no file \udcff"), InvalidRequest("no", argument={1}), InvalidRequest("no", size=1 << 70)],
+    ids=["text", "set", "large"],
+)
+async def test_an_error_that_cannot_be_sent_as_it_is_ends_no_server(home, error: InvalidRequest) -> None:
+    async def handle(message: tidewal.TopicMessage) -> str:
+        if bytes(message.body) == b"bad":
+            raise error
+        return "ok"
+
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("sums", 1)
+        async with served(client, handle):
+            assert isinstance(await home.error_of(client.ask("sums", "bad", deadline_s=60)), InvalidRequest)
+            assert (await client.ask("sums", "good", deadline_s=60)).body == b"ok"
+
+
+async def test_a_reply_that_could_not_be_sent_is_remembered(home, monkeypatch) -> None:
+    monkeypatch.setattr(requests, "FIRST_REPEAT_S", 0.05)
+    calls = 0
+
+    async def handle(message: tidewal.TopicMessage) -> str:
+        nonlocal calls
+        calls += 1
+        monkeypatch.setattr(type(member.wal), "describe", refuses)
+        return "4"
+
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("sums", 1)
+        async with served(client, handle) as member:
+            describe = type(member.wal).describe
+
+            async def refuses(wal, name):
+                monkeypatch.setattr(type(member.wal), "describe", describe)
+                raise Unavailable("for a moment")
+
+            assert (await client.ask("sums", "2", deadline_s=60)).body == b"4"
+    assert calls == 1
+
+
+def test_fragments_of_two_replies_to_one_request_are_not_mixed() -> None:
+    assembler = FragmentAssembler(1 << 20)
+    replies = [
+        fragments_of(Record(RecordType.REPLY, producer="c", pseq=7, body=body * 3_000), 1_000, 1 << 20, sender=sender)
+        for sender, body in enumerate((b"A", b"B"))
+    ]
+    whole = [assembler.take(decode(each, b"")) for pair in zip(*replies, strict=True) for each in pair]
+    assert [bytes(each.body) for each in whole if each is not None] == [b"A" * 3_000, b"B" * 3_000]
 
 
 def test_a_request_is_over_once_no_clock_can_say_that_it_is_waited_for() -> None:

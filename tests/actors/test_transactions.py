@@ -288,6 +288,62 @@ async def test_a_commit_has_its_place_among_the_writes_of_its_client(home) -> No
             assert (await client.get("people", [1], at=t.result.ts)).table["name"].to_pylist() == [f"second {round}"]
 
 
+async def test_a_commit_stands_behind_a_send_that_goes_on_in_other_partitions(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await client.create_topic("events", 1)
+        await client.send("events", "0", key="k")
+        ask, altered = client._rpc.call, asyncio.Event()
+
+        async def late(role: str, method: str, *arguments: Any, **named: Any) -> Any:
+            if method == "send":
+                await altered.wait()
+            return await ask(role, method, *arguments, **named)
+
+        async def transaction() -> None:
+            async with client.transaction() as t:
+                await t.send("events", "2", key="k")
+
+        monkeypatch.setattr(client._rpc, "call", late)
+        first = asyncio.create_task(client.send("events", "1", key="k"))
+        await asyncio.sleep(0)
+        await client.alter_topic("events", 2)
+        second = asyncio.create_task(transaction())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        altered.set()
+        await asyncio.gather(first, second)
+        async with await other.subscribe("events", "readers") as member:
+            found: list[bytes] = []
+            while len(found) < 3:
+                pack = await anext(member)
+                found += [bytes(message.body) for message in pack.messages]
+                await member.acknowledge(pack)
+        assert found == [b"0", b"1", b"2"]
+
+
+async def test_calls_at_once_keep_their_order_though_a_description_is_late(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await other.create_topic("events", 1)
+        ask, described, release = client._rpc.call, 0, asyncio.Event()
+
+        async def first_is_late(role: str, method: str, *arguments: Any, **named: Any) -> Any:
+            nonlocal described
+            reply = await ask(role, method, *arguments, **named)
+            if method == "describe_topic":
+                described += 1
+                if described == 1:
+                    await asyncio.wait([asyncio.ensure_future(release.wait())], timeout=0.2)
+            return reply
+
+        monkeypatch.setattr(client._rpc, "call", first_is_late)
+        async with client.transaction() as t:
+            await asyncio.gather(t.send("events", "1", key="k"), t.send("events", "2", key="k"))
+        monkeypatch.undo()
+        release.set()
+        async with await other.subscribe("events", "readers") as member:
+            assert [bytes(each.body) for each in (await anext(member)).messages] == [b"1", b"2"]
+
+
 async def test_no_read_sees_half_of_a_transaction(home) -> None:
     """Each transaction sets all numbers, and the heights of two people, to the next value."""
     async with home.client() as client:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidewal.runtime.errors import AckTimeout, InvalidRequest
-from tidewal.runtime.groups.ack_timer import ack_timer, extend_ack_timeout
+from tidewal.runtime.groups.ack_timer import ack_timer, check_ack_timeout, extend_ack_timeout
 from tidewal.runtime.groups.nack import Nack
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.retry_policy import RetryPolicy
@@ -192,11 +192,44 @@ def test_time_for_which_the_process_stood_still_is_not_the_handlers():
                 for _ in range(5):
                     await asyncio.sleep(0)
 
+            extend_ack_timeout(0.5)  # it has its 60 s still
+            await asyncio.sleep(1)
+
     loop = Clock()
     try:
         loop.run_until_complete(main())
     finally:
         loop.close()
+
+
+def test_a_thread_extends_the_time_of_its_handler_without_touching_the_loop():
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)  # a timer that is set from another thread raises
+        async with ack_timer(60.0):
+            await asyncio.to_thread(extend_ack_timeout, 120.0)
+        with pytest.raises(AckTimeout):
+            await late()
+
+    async def late() -> None:
+        async with ack_timer(0.01):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.to_thread(extend_ack_timeout)
+
+    asyncio.run(main())
+
+
+def test_a_handler_without_a_limit_has_not_that_of_one_around_it():
+    async def main() -> None:
+        async with ack_timer(10.0), ack_timer(None):
+            with suppress(asyncio.CancelledError):
+                await elapse(11)
+            extend_ack_timeout()
+            check_ack_timeout()
+
+    with pytest.raises(AckTimeout):
+        run_virtual(main())
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 30.0])
