@@ -22,11 +22,10 @@ class DelayedPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A message, or its cancellation, where it was read last; `at`: behind how many bytes of the delay channel."""
+    """A message, or its cancellation, where it was read last."""
 
     message: DelayedMessage
     place: DelayedPlace
-    at: int
 
     @property
     def size(self) -> int:
@@ -35,20 +34,29 @@ class Pending:
 
 
 class DelayBuffer:
-    """What one pass over a delay channel has found pending: all of it, or what is due first in about `limit` bytes.
+    """What one pass over a delay channel has found pending behind the id `done`: all of it, or what is due first in
+    about `limit` bytes.
 
     What does not fit is left out: then the buffer has all that is pending below `horizon`, and nothing from there on.
     A cancellation is kept until its message is due, in the message's place: the message may be read again."""
 
-    def __init__(self, limit: int, done: bytes = b"") -> None:
+    def __init__(
+        self, limit: int, done: bytes = b"", horizon: bytes | None = None, left_out: DelayedPlace | None = None
+    ) -> None:
+        """`horizon` and `left_out` are those of an earlier pass, where this one begins behind what it has left out."""
         self.bytes: int = 0
         self.done: bytes = done
-        self.horizon: bytes | None = None
+        self.horizon: bytes | None = horizon
+        self.left_out: DelayedPlace | None = left_out  # the first place of what was left out
         self._limit = limit
         self._pending: dict[bytes, Pending] = {}
         self._order: list[bytes] = []  # a heap of ids; those that are not pending any more are skipped
         self._handed_out: list[bytes] = []
-        self._left_out: DelayedPlace | None = None  # the first place of what was left out
+
+    def fit(self, limit: int) -> None:
+        """Take about `limit` bytes from now on."""
+        self._limit = limit
+        self._shrink()
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -69,7 +77,7 @@ class DelayBuffer:
     def first_place(self) -> DelayedPlace | None:
         """The first place in the delay channel of anything that is pending; None for nothing."""
         places = [pending.place for pending in self._pending.values()]
-        return min(places if self._left_out is None else [*places, self._left_out], default=None)
+        return min(places if self.left_out is None else [*places, self.left_out], default=None)
 
     def add(self, pending: Pending) -> None:
         """Take in what was read, each in the channel's order."""
@@ -85,8 +93,7 @@ class DelayBuffer:
             self._pending[id] = pending
             self.bytes += pending.size
             heapq.heappush(self._order, id)
-            if self.bytes > self._limit:
-                self._shrink()
+            self._shrink()
 
     def _replace(self, id: bytes, known: Pending, pending: Pending) -> None:
         if known.message.record is None and pending.message.record is not None:
@@ -95,18 +102,19 @@ class DelayBuffer:
         self.bytes += pending.size - known.size
 
     def _shrink(self) -> None:
-        """Leave out the half that is due last, of what is not handed out."""
-        ids = sorted(id for id in self._order if id in self._pending)
-        kept = ids[: max(1, len(ids) // 2)]
-        for id in ids[len(kept) :]:
-            pending = self._pending.pop(id)
-            self.bytes -= pending.size
-            self._leave_out(pending)
-            self.horizon = id if self.horizon is None else min(self.horizon, id)
-        self._order = kept
+        """Leave out the half that is due last, of what is not handed out, until the rest fits."""
+        while self.bytes > self._limit and len(self._order) > 1:
+            ids = sorted(id for id in self._order if id in self._pending)
+            kept = ids[: max(1, len(ids) // 2)]
+            for id in ids[len(kept) :]:
+                pending = self._pending.pop(id)
+                self.bytes -= pending.size
+                self._leave_out(pending)
+                self.horizon = id if self.horizon is None else min(self.horizon, id)
+            self._order = kept
 
     def _leave_out(self, pending: Pending) -> None:
-        self._left_out = pending.place if self._left_out is None else min(self._left_out, pending.place)
+        self.left_out = pending.place if self.left_out is None else min(self.left_out, pending.place)
 
     def hand_out(self, upto: int, wall_ms: int, count: int, size: int) -> list[DelayedMessage]:
         """The first messages with an effective due time at or below `upto`, up to the first one that is not due by the
@@ -123,6 +131,7 @@ class DelayBuffer:
             if pending is None:
                 continue
             self._handed_out.append(id)
+            self.bytes -= pending.size  # what is on its way makes no room by leaving out what comes next
             if pending.message.record is not None:
                 found.append(pending.message)
                 size -= pending.size
@@ -131,20 +140,18 @@ class DelayBuffer:
     def finish(self) -> None:
         """All that was handed out is dealt with."""
         for id in self._handed_out:
-            self.bytes -= self._pending.pop(id).size
+            del self._pending[id]
         self.done = max([self.done, *self._handed_out[-1:]])
         self._handed_out = []
 
-    def batches_before(self, at: int, count: int, size: int) -> list[list[DelayedMessage]]:
-        """What was read behind less than `at` bytes of the channel, in batches of at most `count`, which end once they
-        have `size` bytes."""
+    def batches(self, count: int, size: int) -> list[list[DelayedMessage]]:
+        """What is pending, in batches of at most `count`, which end once they have `size` bytes."""
         batches: list[list[DelayedMessage]] = []
         left = 0
         for pending in self._pending.values():
-            if pending.at < at:
-                if left <= 0 or len(batches[-1]) >= count:
-                    batches.append([])
-                    left = size
-                batches[-1].append(pending.message)
-                left -= pending.size
+            if left <= 0 or len(batches[-1]) >= count:
+                batches.append([])
+                left = size
+            batches[-1].append(pending.message)
+            left -= pending.size
         return batches

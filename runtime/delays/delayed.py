@@ -10,20 +10,24 @@ from __future__ import annotations
 import struct
 from datetime import datetime
 from math import ceil
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from ..arguments import checked
 from ..clock import compose, physical_ms, to_timestamp
 from ..errors import BadRecord, InvalidRequest
 from ..log.record import Record, RecordType, Tags, TagValue
-from ..ownership.batch import OWNERS_TAGS
+from ..log.wal import ChannelPolicy
+from ..ownership.batch import OWNERS_TAGS, recorded_source
 
 DELAY_MAX_MS: Final = 366 * 24 * 3600 * 1000
+DELAYABLE: Final = frozenset({RecordType.ROWS, RecordType.MESSAGE})
+ROOM_BYTES: Final = 1024  # for what a message bears in its channel beside what it bears in the delay channel
 CHANNEL, DUE = "tidewal.channel", "tidewal.due"  # tags of a delayed message, for which channel it is, and when, in ms
+KIND = "tidewal.kind"  # tag: the record's type in its channel, where that is not ROWS
 ID, AT = "tidewal.id", "tidewal.at"  # tags of what is written again: a message's id, a cancellation's first timestamp
 
 _ID = struct.Struct(">QQI")
-_OWN_TAGS = frozenset({CHANNEL, DUE, ID, *OWNERS_TAGS})  # which the message in its channel does not have
+_OWN_TAGS = frozenset({CHANNEL, DUE, KIND, ID, *OWNERS_TAGS})  # which the message in its channel does not have
 
 
 class DelayedId(NamedTuple):
@@ -68,22 +72,54 @@ def due_ms(deliver_at: datetime | None, deliver_after_s: float | None, now_ms: i
     if (deliver_at is None) == (deliver_after_s is None):
         raise InvalidRequest("say when the messages are due: either deliver_at or deliver_after_s")
     if deliver_at is not None:
-        due = physical_ms(to_timestamp(deliver_at)) + bool(deliver_at.microsecond % 1000)
-    elif deliver_after_s is not None and 0 <= deliver_after_s < DELAY_MAX_MS:
-        due = now_ms + 1 + ceil(deliver_after_s * 1000)  # `now_ms` was rounded down
+        due = moment_ms(deliver_at)
     else:
-        raise InvalidRequest(f"deliver_after_s is {deliver_after_s}, and must be from 0 to 366 days in seconds")
-    if due > now_ms + DELAY_MAX_MS:
-        raise InvalidRequest("the messages are due more than 366 days ahead: schedule them later")
+        due = later_ms(now_ms, span_ms(cast(float, deliver_after_s)))
+    check_due(due, now_ms)
     return due
+
+
+def moment_ms(at: datetime) -> int:
+    """A moment in ms since 1970, rounded up. Raises `InvalidRequest` for one without a time zone."""
+    return physical_ms(to_timestamp(at)) + bool(at.microsecond % 1000)
+
+
+def span_ms(seconds: float) -> int:
+    """A delay in ms, rounded up. Raises `InvalidRequest` for what is none, or takes more than 366 days."""
+    if not 0 <= seconds <= DELAY_MAX_MS / 1000:
+        raise InvalidRequest(f"deliver_after_s is {seconds}, and must be from 0 to 366 days in seconds")
+    return ceil(seconds * 1000)
+
+
+def later_ms(now_ms: int, delay_ms: int) -> int:
+    """When a message is due that is to wait for `delay_ms` from now on: `now_ms` was rounded down."""
+    return now_ms + 1 + delay_ms
+
+
+def check_due(due_ms: int, now_ms: int) -> None:
+    """Raise `InvalidRequest` for more than 366 days from now."""
+    if due_ms > later_ms(now_ms, DELAY_MAX_MS):
+        raise InvalidRequest("the messages are due more than 366 days ahead: schedule them later")
+
+
+def delay_policy(policy: ChannelPolicy) -> ChannelPolicy:
+    """The policy of the delay channel of a channel with `policy`: what is pending is removed by no retention, and what
+    it takes fits into that channel when it is due."""
+    return ChannelPolicy(retention_s=None, max_message_bytes=max(ROOM_BYTES, policy.max_message_bytes - ROOM_BYTES))
 
 
 def delayed_record(channel: str, record: Record, due_ms: int) -> Record:
     """The record of a delay channel for one that is due in `channel`. Raises `InvalidRequest` for what carries no
     data."""
+    if record.type not in DELAYABLE:
+        raise InvalidRequest(f"a record of type {record.type.name} cannot be delayed: only ROWS and MESSAGE can")
+    return _delayed(record, {**_users_tags(record), CHANNEL: channel, DUE: due_ms})
+
+
+def _delayed(record: Record, tags: dict[str, TagValue]) -> Record:
     if record.type is not RecordType.ROWS:
-        raise InvalidRequest(f"a record of type {record.type.name} cannot be delayed: only ROWS can")
-    return _with_tags(record, RecordType.DELAYED, {**_users_tags(record), CHANNEL: channel, DUE: due_ms})
+        tags[KIND] = int(record.type)
+    return _with_tags(record, RecordType.DELAYED, tags)
 
 
 def _users_tags(record: Record) -> dict[str, TagValue]:
@@ -114,7 +150,7 @@ def rewritten(message: DelayedMessage) -> Record:
     if message.record is None:
         return Record(RecordType.CANCELLED, key=message.id, tags={AT: message.cancelled})
     tags = {**message.record.tags, CHANNEL: message.channel, DUE: message.due_ms, ID: message.id}
-    return _with_tags(message.record, RecordType.DELAYED, tags)
+    return _delayed(message.record, tags)
 
 
 def read_delayed(record: Record) -> DelayedMessage | None:
@@ -124,12 +160,19 @@ def read_delayed(record: Record) -> DelayedMessage | None:
         return _read_cancellation(record)
     if record.type is not RecordType.DELAYED:
         return None
-    id, channel, due = (record.tags.get(tag) for tag in (ID, CHANNEL, DUE))
-    if not isinstance(channel, str) or not isinstance(due, int):
-        raise BadRecord("a delayed message without its channel or its due time", reason="header")
+    id, channel, due, kind = (record.tags.get(tag) for tag in (ID, CHANNEL, DUE, KIND))
+    if not isinstance(channel, str) or not isinstance(due, int) or kind not in (None, *DELAYABLE):
+        raise BadRecord("a delayed message without its channel, its due time or its type", reason="header")
     if not isinstance(id, bytes):
         id = DelayedId.of(due, record.ts, record.part.number if record.part is not None else 0).to_bytes()
-    return DelayedMessage(id, channel, _with_tags(record, RecordType.ROWS, _users_tags(record)), due)
+    content = _with_tags(record, RecordType.ROWS if kind is None else RecordType(kind), _users_tags(record))
+    return DelayedMessage(id, channel, content, due)
+
+
+def due_of(record: Record) -> int:
+    """The timestamp at which a record was due that a delay channel has released; 0 of any other."""
+    source = recorded_source(record)
+    return DelayedId.from_bytes(source[1]).due if source is not None and len(source[1]) == _ID.size else 0
 
 
 def _read_cancellation(record: Record) -> DelayedMessage | None:

@@ -4,7 +4,7 @@ It reads the delay channel as any reader does, asks the owner for a time up to w
 what is due by then, by the log's time and by the wall clock, in the order of ids. Toward each channel it is a source
 whose offsets are these ids (`ChannelOwner.append_from`): so whatever happens to it, each message is there once, and in
 order, and the channel itself says how far it has come. What retention removes of a channel, or who drops it, takes that
-along: so its owner also stores now and then up to which id all is `done`.
+along: so it also notes now and then, in the delay channel and as the same source, up to which id all is done.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Final, TypeVar
 
 from ..clock import HybridClock
 from ..errors import BadRecord, ChannelNotFound, MessageTooLarge, OutcomeUnknown, TidewalError, Unavailable
-from ..log.record import Record
+from ..log.record import Record, RecordType
 from ..log.wal import Entry, From, FromId, Wal
 from ..ownership.channel_owner import ChannelOwner
+from ..ownership.producers import ProducerTable
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
 from ..waiting import ended
-from .buffer import DelayBuffer, DelayedPlace, Pending
+from .buffer import OVERHEAD_BYTES, DelayBuffer, DelayedPlace, Pending
 from .delayed import DelayedMessage, read_delayed, rewritten
+from .head import DelayHead
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
 RELEASED_BYTES: Final = 4 * 1024 * 1024  # about: below what every log takes at once
@@ -34,12 +36,16 @@ LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
 LEAST_S: Final = 0.005  # between two looks, where log time is behind the wall clock
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
-TRUNCATE_S: Final = 10.0  # between two looks at what the delay channel needs no more
-REWRITE_BYTES: Final = 64 * 1024 * 1024
+TRUNCATE_S: Final = 10.0  # between two notes of what is done, and looks at what the delay channel needs no more
+REWRITE_BYTES: Final = 64 * 1024 * 1024  # at most: read since what is pending was written again
 REWRITE_SHARE: Final = 4  # of what is read at a start, one in so many bytes is pending, beyond REWRITE_BYTES
+HEAD: Final = ".head"  # with it a releaser is the source of its `DelayHead`s
 
 Refused = Callable[[DelayedMessage, str], Awaitable[None]]
 """Keeps a message that its channel does not take, with the reason; returns once it is durable."""
+
+Released = Callable[[Sequence[DelayedMessage]], object]
+"""Is told of messages, in order, once they are durable in their channel."""
 
 Result = TypeVar("Result")
 
@@ -56,7 +62,8 @@ class DelayCounts:
 
 class Releaser:
     """Releases what is due in the delay channel `channel`, which `owner` owns, as the source `source`. `refused` gets
-    what its channel does not take. `run` it in one task."""
+    what its channel does not take, or what is for one that is not `known`; one that is known may be opened later.
+    `buffer_bytes` says how much memory it may take now. `run` it in one task."""
 
     def __init__(
         self,
@@ -67,32 +74,40 @@ class Releaser:
         clock: HybridClock,
         refused: Refused,
         *,
-        buffer_bytes: int,
-        done: bytes,
+        known: Callable[[str], bool],
+        buffer_bytes: Callable[[], int],
+        released: Released = lambda messages: None,
     ) -> None:
         self.counts: DelayCounts = DelayCounts()
         self._wal, self._owner, self._channel, self._source = wal, owner, channel, source
-        self._clock, self._refused = clock, refused
-        self._buffer_bytes = buffer_bytes
+        self._clock, self._refused, self._released = clock, refused, released
+        self._known, self._buffer_bytes = known, buffer_bytes
         self._truncated_s = clock.clock.monotonic()
-        self._buffer = DelayBuffer(buffer_bytes, done)
+        self._buffer = DelayBuffer(buffer_bytes(), owner.source_offset(source, channel))
+        self._exhausted = False  # the last pass
         self._start_pass()  # so that there is one
 
     def _start_pass(self) -> None:
-        first = self._buffer.first_place
+        """Begin at the head, or, where that is used up or there is none, at the first that is pending."""
+        head, exhausted, first = self._head(), self._exhausted, self._buffer.first_place
+        self._exhausted = False
+        limit, done = self._buffer_bytes(), self._buffer.done
+        if head is not None and not exhausted:
+            first = head.place
+            self._buffer = DelayBuffer(limit, done, head.horizon or None, head.left_out)
+        else:
+            self._buffer = DelayBuffer(limit, done)
         self._start = FromId(first.id, inclusive=True) if first is not None else From.EARLIEST
-        self._buffer = DelayBuffer(self._buffer_bytes, self._buffer.done)
         after = (first.term, first.cseq - 1) if first is not None else (0, 0)
         self._reader = ChannelReader(self._channel, on_bad=self._bad, after=after)
         self._place = DelayedPlace(b"", 0, 0)
-        self._read_bytes = 0
+        self._read_bytes = 0  # since what is pending was written again
         self._moved = asyncio.Event()  # more was read
-        self._rewritten_to = 0
+        self._copied_from = self._place
+        self._copies: list[list[DelayedMessage]] = []  # to be written again, of what is pending there
 
-    @property
-    def done(self) -> bytes:
-        """All that is due up to this id is in its channel, or was refused."""
-        return self._buffer.done
+    def _head(self) -> DelayHead | None:
+        return DelayHead.from_bytes(self._owner.source_offset(self._source + HEAD, self._channel))
 
     @property
     def pending(self) -> int:
@@ -118,16 +133,18 @@ class Releaser:
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     async def _run_pass(self) -> None:
-        """Read the delay channel from the first that is pending, and release, until the buffer is exhausted."""
+        """Read the delay channel, and release, until the buffer is exhausted."""
         self._start_pass()
         read = asyncio.create_task(self._read(), name=f"read {self._channel}")
         try:
-            while not self._buffer.exhausted:
+            while not self._exhausted:
                 if read.done():
                     read.result()
                     return
                 time = await self._read_to_now(read)
+                self._buffer.fit(self._buffer_bytes())
                 await self._release_due(time)
+                self._exhausted = self._buffer.exhausted
                 await self._tidy()
                 await self._until_due()
         finally:
@@ -143,7 +160,7 @@ class Releaser:
                     if record.part is None or record.part.number == 0:
                         self._place = DelayedPlace(record.id, record.term, record.cseq)
                     self._take(record)
-                self._read_bytes += sum(len(entry.payload) for entry in entries)
+                self._read_bytes += sum(len(entry.payload) + OVERHEAD_BYTES for entry in entries)
                 self._moved.set()
 
     def _take(self, record: Record) -> None:
@@ -153,7 +170,7 @@ class Releaser:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
             return
         if message is not None and record.term and not self._is_released(message):
-            self._buffer.add(Pending(message, self._place, self._read_bytes))
+            self._buffer.add(Pending(message, self._place))
 
     def _is_released(self, message: DelayedMessage) -> bool:
         return message.id <= self._owner.source_offset(self._source, message.channel)
@@ -177,6 +194,8 @@ class Releaser:
 
     async def _until_due(self) -> None:
         """Wait until the next message is due, or another one was read."""
+        if self._copies or self._exhausted:
+            return
         due_ms = self._buffer.next_due_ms
         wait_s = LOOK_S if due_ms is None else (due_ms - self._clock.clock.wall_ms()) / 1000
         self._moved.clear()
@@ -203,6 +222,7 @@ class Releaser:
         try:
             await self._patiently(lambda: self._append(channel, messages))
             self.counts.released += len(messages)
+            self._released([each for each in messages if each.record is not None])
         except (MessageTooLarge, ChannelNotFound) as error:
             if len(messages) > 1:
                 for message in messages:
@@ -213,7 +233,7 @@ class Releaser:
                 self.counts.refused += 1
 
     async def _append(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
-        if channel not in self._owner.channels:
+        if not self._known(channel):
             raise ChannelNotFound(f"{channel} is no channel of this owner any more", channel=channel)
         after = self._owner.source_offset(self._source, channel)
         records = [(each.id, each.record) for each in messages if each.record is not None]
@@ -222,25 +242,53 @@ class Releaser:
     # ---- what is needed no more -------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
-        """Let go of what the delay channel has below everything that is pending. Where that is little of it, the
-        pending ones at its beginning are written again, so that one that is due in a year keeps no year."""
+        """Let go of what the delay channel has below everything that is pending, and see to it that a start need not
+        read all of the rest."""
+        if self._copies:
+            await self._copy()
         now_s = self._clock.clock.monotonic()
         if now_s - self._truncated_s < TRUNCATE_S:
             return
         self._truncated_s = now_s
-        await self._rewrite()
-        first = self._buffer.first_place
+        await self._note(self._source, self._buffer.done)
+        await self._begin_to_copy()
+        first, head = self._buffer.first_place, self._head()
         needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read
         if needed and known:
-            await self._wal.truncate(self._channel, min(needed, known))
+            await self._wal.truncate(self._channel, min(needed, known, head.place.id if head is not None else known))
 
-    async def _rewrite(self) -> None:
-        kept = self._read_bytes - self._rewritten_to
-        if self._buffer.horizon is not None or kept < max(REWRITE_BYTES, REWRITE_SHARE * self._buffer.bytes):
+    async def _note(self, source: str, offset: bytes) -> None:
+        """Store in the delay channel how far a source has come, of which it gets no messages."""
+        reached = self._owner.source_offset(source, self._channel)
+        if offset > reached:
+            note = [(offset, Record(RecordType.PRODUCERS, body=ProducerTable().pages()[0]))]
+            await self._patiently(lambda: self._owner.append_from(source, self._channel, note, after=reached))
+
+    # What is pending and in memory is written again at the channel's end, under the same ids, once enough was read
+    # since it was last. So a message that is due in a year keeps no year of the channel, unless it is one of those that
+    # do not fit into memory; and a start need not read these before they are next.
+
+    async def _begin_to_copy(self) -> None:
+        least = min(REWRITE_BYTES, self._buffer_bytes())
+        share = REWRITE_SHARE if self._buffer.horizon is None else 1
+        if not self._copies and self._read_bytes >= max(least, share * self._buffer.bytes):
+            self._copied_from = self._place
+            self._copies = self._buffer.batches(RELEASED_AT_ONCE, RELEASED_BYTES)
+            if not self._copies:
+                await self._end_copying()
+
+    async def _copy(self) -> None:
+        records = [(self._channel, rewritten(each)) for each in self._copies.pop()]
+        try:
+            await self._patiently(lambda: self._owner.append(records))
+        except MessageTooLarge:  # with its id it is a little larger: then all stay where they are
+            self._copies, self._read_bytes = [], 0
             return
-        self._rewritten_to = self._read_bytes
-        for messages in self._buffer.batches_before(self._rewritten_to, RELEASED_AT_ONCE, RELEASED_BYTES):
-            records = [(self._channel, rewritten(each)) for each in messages]
-            with suppress(MessageTooLarge):  # it stays where it is: with its id it may be a little larger
-                await self._patiently(lambda records=records: self._owner.append(records))
+        if not self._copies:
+            await self._end_copying()
+
+    async def _end_copying(self) -> None:
+        self._read_bytes = 0
+        head = DelayHead(self._copied_from, self._buffer.horizon or b"", self._buffer.left_out)
+        await self._note(self._source + HEAD, head.to_bytes())

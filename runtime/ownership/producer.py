@@ -203,7 +203,7 @@ class Producer:
         self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
         self._heartbeat.start(asyncio.get_running_loop())  # as are renewals: a loop that stands still loses the lease
         if self._delays.channel in self._owned:
-            self._delays.start(self._owner, self._state.fold.state.delays_done, self._end)
+            self._delays.start(self._owner, self._end)
         return self
 
     @property
@@ -450,8 +450,7 @@ class Producer:
         return add_ms(max(self._clock.now(), previous), int(self._lease_s * 1000))
 
     def _progress(self) -> Event:
-        done: Event = {"delays_done": self._delays.done} if self._delays.done else {}
-        return {"sequence": self.last_sequence, "checkpoints": self._owner.checkpoints(), **done}
+        return {"sequence": self.last_sequence, "checkpoints": self._owner.checkpoints()}
 
     async def _propose(self, event: Event) -> None:
         await self._state.propose(event)

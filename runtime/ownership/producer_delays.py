@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from ..clock import HybridClock
 from ..delays.buffer import BUFFER_BYTES
-from ..delays.delayed import DelayedMessage, cancellation, delayed_record
+from ..delays.delayed import DelayedMessage, cancellation, delay_policy, delayed_record
 from ..delays.releaser import Releaser
 from ..errors import ChannelExists, InvalidRequest, TidewalError
 from ..log.dead_letters import delayed_letter
@@ -17,8 +17,6 @@ from ..log.record import MAX_RECORD_BYTES, Record
 from ..log.wal import Append, ChannelPolicy, Wal
 from ..waiting import ended
 from .channel_owner import ChannelOwner
-
-ROOM_BYTES = 1024  # for what a message bears in its channel beside what it bears in the delay channel
 
 _LETTERS_POLICY = ChannelPolicy(max_message_bytes=MAX_RECORD_BYTES)
 _log = logging.getLogger("tidewal.delays")
@@ -36,11 +34,8 @@ class ProducerDelays:
         self._releasing: asyncio.Task[None] | None = None
 
     def policy_of(self, channel: str, policy: ChannelPolicy) -> ChannelPolicy:
-        """The policy of a channel of the producer: what is pending is removed by no retention."""
-        if channel != self.channel:
-            return policy
-        largest = max(ROOM_BYTES, policy.max_message_bytes - ROOM_BYTES)
-        return ChannelPolicy(retention_s=None, max_message_bytes=largest)
+        """The policy of a channel of the producer."""
+        return delay_policy(policy) if channel == self.channel else policy
 
     def records(self, batch: Sequence[tuple[str, Record]], due_ms: int) -> list[tuple[str, Record]]:
         """What is stored for a batch that is due at `due_ms`."""
@@ -65,15 +60,17 @@ class ProducerDelays:
         """How many messages are known to wait."""
         return self._releaser.pending if self._releaser is not None else 0
 
-    @property
-    def done(self) -> bytes:
-        """All that is due up to this id was released; b"" where that is not known."""
-        return self._releaser.done if self._releaser is not None else b""
-
-    def start(self, owner: ChannelOwner, done: bytes, failed: Callable[[TidewalError], Awaitable[None]]) -> None:
-        """Release what is due behind the id `done`. `failed` is called with an error that does not pass."""
+    def start(self, owner: ChannelOwner, failed: Callable[[TidewalError], Awaitable[None]]) -> None:
+        """Release what is due. `failed` is called with an error that does not pass."""
         self._releaser = Releaser(
-            self._wal, owner, self.channel, self.channel, self._clock, self._keep, buffer_bytes=BUFFER_BYTES, done=done
+            self._wal,
+            owner,
+            self.channel,
+            self.channel,
+            self._clock,
+            self._keep,
+            known=lambda channel: channel in owner.channels,
+            buffer_bytes=lambda: BUFFER_BYTES,
         )
         self._releasing = asyncio.create_task(self._release(self._releaser, failed), name=f"delays of {self._name}")
 

@@ -32,13 +32,12 @@ class ProducerState:
 
     Its events: `grant` (channels: name to term, limit, lease_s, and `anew`: those of the channels that were dropped
     and made again) before anything is written under these terms, `fences` (name to id) once they are in the channels,
-    `renew` and `release` (limit, sequence, checkpoints; `delays_done` where the name has delayed messages)."""
+    `renew` and `release` (limit, sequence, checkpoints)."""
 
     def __init__(self) -> None:
         self.channels: dict[str, ProducedChannel] = {}
         self.limit: int = 0
         self.sequence: int = 0
-        self.delays_done: bytes = b""  # see `Releaser.done`
         self.lease_s: float = 0.0
         self.released: bool = True
 
@@ -98,24 +97,21 @@ class ProducerState:
         for name, id in checkpoints.items():
             self.channels[name].checkpoint = max(self.channels[name].checkpoint, bytes(id))
         self.sequence = max(self.sequence, sequence)
-        self.delays_done = max(self.delays_done, bytes(event.get("delays_done", b"")))
 
     def snapshot(self) -> object:
         """The whole state, for msgpack."""
         channels = {name: (each.term, each.checkpoint, each.fences) for name, each in self.channels.items()}
-        done = (self.delays_done,) if self.delays_done else ()  # without, it is what an older Tidewal reads
-        return channels, self.limit, self.sequence, self.lease_s, self.released, *done
+        return channels, self.limit, self.sequence, self.lease_s, self.released
 
     def restore(self, snapshot: Any) -> None:
         """Become the state of a snapshot. Raises `BadRecord`."""
         try:
-            channels, limit, sequence, lease_s, released, *done = snapshot
+            channels, limit, sequence, lease_s, released = snapshot
             self.channels = {
                 name: ProducedChannel(int(term), bytes(checkpoint), dict(fences))
                 for name, (term, checkpoint, fences) in dict(channels).items()
             }
             self.limit, self.sequence = int(limit), int(sequence)
             self.lease_s, self.released = float(lease_s), bool(released)
-            self.delays_done = bytes(done[0]) if done else b""
         except DECODE_ERRORS as error:
             raise BadRecord(f"a malformed snapshot of a producer: {error!r}", reason="body") from error

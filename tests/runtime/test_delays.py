@@ -303,6 +303,44 @@ def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch
     run_virtual(main(), clock)
 
 
+def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch: pytest.MonkeyPatch):
+    """What was in memory is written again at the channel's end, and a start begins there; what is due behind that is
+    read when it is next."""
+    monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 40 * 1024)
+    clock, draw = VirtualClock(), random.Random(5)
+    read: list[int] = []
+    take = releaser.Releaser._take
+
+    def counted(self: releaser.Releaser, record: Record) -> None:
+        read.append(record.cseq)
+        take(self, record)
+
+    monkeypatch.setattr(releaser.Releaser, "_take", counted)
+
+    async def main() -> None:
+        log = MemoryLog()
+        at = to_datetime(clock_of(clock).now()) + timedelta(seconds=150)
+        async with opened(log, clock) as producer:
+            dues = draw.sample(range(400), 300)
+            for number, due in enumerate(dues):
+                [id] = await producer.schedule([("orders-0", b"%d" % due)], deliver_at=at + timedelta(seconds=due))
+                if number % 5 == 0:
+                    assert await producer.cancel(id)
+                await asyncio.sleep(0.3)
+            await asyncio.sleep(20)
+        read.clear()
+        async with opened(log, clock) as producer:
+            await asyncio.sleep(5)
+            assert producer.pending_delays > 10
+            assert len(read) < 160, "of 360, and what was written again"
+        async with opened(log, clock):
+            left = sorted(due for number, due in enumerate(dues) if number % 5)
+            found = await delivered(MemoryWal(log), len(left))
+            assert [int(bytes(each.body)) for each in found] == left
+
+    run_virtual(main(), clock)
+
+
 def opened(
     log: MemoryLog, clock: VirtualClock, channels: Sequence[str] = CHANNELS
 ) -> AbstractAsyncContextManager[Producer]:
@@ -472,9 +510,19 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.parametrize("buffer_bytes", [producer_delays.BUFFER_BYTES, 3 * 1024])
 @given(steps=STEPS, seed=st.integers(0, 2**32))
 @settings(max_examples=40, deadline=None)
-def test_none_is_early_lost_or_doubled_under_any_schedule(steps: list[tuple[str, int, float]], seed: int):
+def test_none_is_early_lost_or_doubled_under_any_schedule(
+    buffer_bytes: int, steps: list[tuple[str, int, float]], seed: int
+):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(producer_delays, "BUFFER_BYTES", buffer_bytes)
+        patch.setattr(releaser, "TRUNCATE_S", 1.0 if buffer_bytes < 4096 else releaser.TRUNCATE_S)
+        _check_any_schedule(steps, seed)
+
+
+def _check_any_schedule(steps: list[tuple[str, int, float]], seed: int) -> None:
     async def main(clock: VirtualClock) -> None:
         log = MemoryLog()
         plan = DelaysPlan(seed, Rates(fail=0.02, unknown=0.02, lost=0.02, delay=0.05))
