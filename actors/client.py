@@ -8,6 +8,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
@@ -46,9 +47,10 @@ from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
+from .topics.delayed_sends import cancel_delayed, due_params, send_delayed
 from .topics.group_start import begin_new_partitions
 from .topics.member import TopicMember
-from .topics.messages import Message, MessageBodies, Partitioner, SendResult, pack_messages
+from .topics.messages import Message, MessageBodies, Partitioner, PlacedMessage, SendResult, pack_messages
 from .topics.requests import TopicReply, ask, partition_of_request
 from .topics.send_turns import SendTurns
 from .topics.sender import Sending, TopicSender, messages_of
@@ -293,8 +295,9 @@ class Client:
         before what follows it. A topic that has so many is fine. `hashed` is false where any sender has a partitioner
         of its own: then each new partition is read only when all before are read to their ends.
 
-        Raises `TopicNotFound`, `InvalidRequest` over the limit and where another call alters the topic at the same
-        time, and `DeadlineExceeded` where an owner is away: it goes on, and the call may be repeated."""
+        Raises `TopicNotFound`, `InvalidRequest` over the limit, for a topic that has messages that are due later, and
+        where another call alters the topic at the same time, and `DeadlineExceeded` where an owner is away: it goes on,
+        and the call may be repeated."""
         found = await self.describe_topic(topic, deadline_s=deadline_s)  # not a later topic of that name
         params = {"id": found.id, "epoch": found.epoch, "partitions": partitions, "hashed": hashed}
         reply = await self._rpc.call("mixcoord", "alter_topic", params, deadline_s=deadline_s)
@@ -328,6 +331,8 @@ class Client:
         key: bytes | str | None = None,
         tags: Mapping[str, TagValue] | None = None,
         partitioner: Partitioner | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> SendResult:
         """Send messages, up to 10,000 at once, and return when they are durable. `key` and `tags` are those of all that
@@ -336,15 +341,25 @@ class Client:
         A message with a key goes to partition `hash(key) % partitions`, where the hash is that of varchar keys of
         collections; those of one call without a key go to one partition, by turns. A `partitioner` says for each
         message to which of so many partitions it goes. Messages of one client are in a partition in the order of its
-        calls, and those of one call all or none. Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
+        calls, and those of one call all or none.
+
+        With `deliver_at`, a moment up to 366 days ahead, or `deliver_after_s`, from the arrival at a node on, they are
+        due later: each is put into its partition then, never before, once, in the order of due times, and where these
+        are equal in that of calls. Until then it can be cancelled by its id (`SendResult.ids`). Each is one of its own;
+        of a call that raises an error with `outcome_unknown` some partitions may have theirs. The first of a topic
+        waits until an `alter_topic` that is under way is done, and the topic keeps its number of partitions from then
+        on.
+
+        Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
+        due = due_params(deliver_at, deliver_after_s)
         sending = Sending(self._sender, messages_of(messages, key, tags), partitioner)
         turns, number = self._send_turns.setdefault(topic, SendTurns()), next(self._sends)
-        until = asyncio.get_running_loop().time() + deadline_s
+        until = _in_s(deadline_s)
         known = self._topics.get(topic) if turns.free else None
         while True:
             found = known or await self._topic_in_turn(turns, number, topic, until)
             try:
-                return await self._send_in_turn(turns, number, found, sending, until)
+                return await self._send_in_turn(turns, number, found, sending, due, until)
             except TopicEpochEnded as error:
                 sending.divide(found, error)
             except TopicNotFound as error:
@@ -355,14 +370,19 @@ class Client:
             known = None
 
     async def _send_in_turn(
-        self, turns: SendTurns, number: int, topic: Topic, sending: Sending, until: float
+        self, turns: SendTurns, number: int, topic: Topic, sending: Sending, due: Params, until: float
     ) -> SendResult:
         with turns.under_way(number, topic):
+            to = topic
             try:
-                return await self._send_to(topic, sending, until)
+                if due:
+                    to = await self._with_delays(topic, until)
+                    return await send_delayed(to, sending.place(to), partial(self._send_to, to, due, until))
+                reply = await self._send_to(topic, due, until, sending.place(topic))
+                return sending.result(reply.values["ts"])
             except (TopicNotFound, TopicEpochEnded):
                 turns.refused(topic)
-                if self._topics.get(topic.name) == topic:
+                if self._topics.get(topic.name) in (topic, to):
                     del self._topics[topic.name]
                 raise
 
@@ -437,8 +457,7 @@ class Client:
         try:
             async with asyncio.timeout_at(until), turns.turn(number):
                 while True:
-                    left_s = max(0.0, until - asyncio.get_running_loop().time())
-                    found = self._topics.get(name) or (await self._described_topic(name, left_s))[0]
+                    found = self._topics.get(name) or (await self._described_topic(name, _left_s(until)))[0]
                     if await turns.first(number):
                         return found
         except TimeoutError as error:
@@ -452,17 +471,36 @@ class Client:
             self._send_turns[topic.name].known(topic)
         return topic
 
-    async def _send_to(self, topic: Topic, sending: Sending, until: float) -> SendResult:
-        params = {
-            "topic": topic.name,
-            "id": topic.id,
-            "epoch": topic.epoch,
-            "producer": self._rpc.name,
-            "pseq": next(self._pseqs),
-        }
-        left_s = max(0.0, until - asyncio.get_running_loop().time())
-        reply = await self._ask_to_write("send", params, pack_messages(sending.place(topic)), left_s)
-        return sending.result(reply.values["ts"])
+    async def _send_to(self, topic: Topic, due: Params, until: float, placed: Sequence[PlacedMessage]) -> Reply:
+        params = {**self._to(topic), **due}
+        return await self._ask_to_write("send", params, pack_messages(placed), _left_s(until))
+
+    def _to(self, topic: Topic) -> Params:
+        """The parameters of what is written to a topic next."""
+        described = {"topic": topic.name, "id": topic.id, "epoch": topic.epoch}
+        return {**described, "producer": self._rpc.name, "pseq": next(self._pseqs)}
+
+    async def _with_delays(self, topic: Topic, until: float) -> Topic:
+        """The topic, once it takes messages that are due later."""
+        if topic.delays:
+            return topic
+        reply = await self._rpc.call("mixcoord", "delay_topic", {"id": topic.id}, deadline_s=_left_s(until))
+        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+
+    @checked
+    async def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:
+        """Cancel a message that is due later, by one of `SendResult.ids`. True: it is not delivered, and that is
+        durable. False: it was due already. Repeated it says what became of the message then: True where this, or an
+        earlier one, came in time. Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, and as
+        `send` does."""
+        until = _in_s(deadline_s)
+
+        async def ask_to_cancel(described: Topic, message: Params) -> bool:
+            params = {**self._to(described), **message}
+            return bool((await self._ask_to_write("cancel", params, b"", _left_s(until))).values["cancelled"])
+
+        describe = partial(self.describe_topic, topic, deadline_s=deadline_s)
+        return await cancel_delayed(id, self._topics.get(topic), describe, ask_to_cancel)
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
@@ -819,3 +857,12 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
+
+
+def _in_s(seconds: float) -> float:
+    """The loop's time in so many seconds."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+def _left_s(until: float) -> float:
+    return max(0.0, until - asyncio.get_running_loop().time())

@@ -15,9 +15,9 @@ from ..runtime.ownership import Appended, SyncPoint
 @dataclass(slots=True)
 class WritePart:
     """What a door asks an owner to append: records of rows or of messages (`kind`), each with its pchannel. Rows fit
-    the collection of this id and schema version, as the door knows it; of messages these are the name and the id of
-    their topic, and its epoch. `producer` and `pseq` are the client's. `channels` counts the pchannels of the whole
-    write, of which this may be the part of one owner.
+    the collection of this id and schema version, as the door knows it; of messages, delayed ones and what cancels
+    these, they are the name and the id of their topic, and its epoch. `producer` and `pseq` are the client's.
+    `channels` counts the pchannels of the whole write, of which this may be the part of one owner.
 
     A transaction has `participants`: what it writes to each collection and topic. Its `records` are those of all, which
     one owner appends at once or not at all; name, id, version and kind are then theirs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -198,11 +199,23 @@ class SyncClient:
         key: bytes | str | None = None,
         tags: Mapping[str, TagValue] | None = None,
         partitioner: Partitioner | None = None,
+        deliver_at: datetime | None = None,
+        deliver_after_s: float | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> SendResult:
         """Send messages, up to 10,000 at once, and return when they are durable: those with a key to the partition of
-        its hash, the others of one call to one partition, by turns."""
-        sent = self._client.send(topic, messages, key=key, tags=tags, partitioner=partitioner, deadline_s=deadline_s)
+        its hash, the others of one call to one partition, by turns. With `deliver_at` or `deliver_after_s` they are due
+        later, and can be cancelled until then."""
+        sent = self._client.send(
+            topic,
+            messages,
+            key=key,
+            tags=tags,
+            partitioner=partitioner,
+            deliver_at=deliver_at,
+            deliver_after_s=deliver_after_s,
+            deadline_s=deadline_s,
+        )
         return self._wait(sent)
 
     def ask(
@@ -216,6 +229,10 @@ class SyncClient:
     ) -> TopicReply:
         """Send a request over a topic and return the reply of the member that serves it."""
         return self._wait(self._client.ask(topic, message, key=key, tags=tags, deadline_s=deadline_s))
+
+    def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:
+        """Cancel a message that is due later, by one of `SendResult.ids`; False: it was due already."""
+        return self._wait(self._client.cancel(topic, id, deadline_s=deadline_s))
 
     def subscribe(
         self,

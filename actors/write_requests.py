@@ -69,7 +69,10 @@ def _described(part: WritePart, place: DoorPlace, until: int) -> dict[str, Any]:
 
 def _packed(part: WritePart) -> bytes:
     """Many small messages: what describes them would not fit into the header of a request."""
-    wire = [(channel, each.vchannel, each.key, dict(each.tags), bytes(each.body)) for channel, each in part.records]
+    wire = [
+        (channel, int(each.type), each.vchannel, each.key, dict(each.tags), bytes(each.body))
+        for channel, each in part.records
+    ]
     return cast(bytes, msgpack.packb(wire))
 
 
@@ -127,19 +130,19 @@ def transaction_of(participants: Sequence[WritePart], producer: str, pseq: int, 
 
 
 def _unpacked(body: Payload) -> list[tuple[str, Record]]:
-    wire = cast("list[tuple[str, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
+    wire = cast("list[tuple[str, int, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
     return [
         (
             typed(channel, str),
             Record(
-                RecordType.MESSAGE,
+                RecordType(kind),
                 vchannel=typed(vchannel, str),
                 key=typed(key, bytes),
                 tags=cast(Tags, typed(tags, dict)),
                 body=typed(content, bytes),
             ),
         )
-        for channel, vchannel, key, tags, content in wire
+        for channel, kind, vchannel, key, tags, content in wire
     ]
 
 

@@ -1,4 +1,5 @@
-"""`tidewal topics`: create, list, describe, alter and drop topics, send messages to one, and show what it has."""
+"""`tidewal topics`: create, list, describe, alter and drop topics, send messages to one, now or later, cancel what is
+due later, and show what it has."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from ..runtime.log.names import DEFAULT_PREFIX, Names, pchannel_of
 from ..runtime.log.wal import Wal
 from .collections import Yes, ask
 from .connect import over_client, over_log
+from .due import DeliverAfter, DeliverAt, moment_of, seconds_of
 from .logging_setup import logged
 from .open_log import LogUrl, NodeUrl, Prefix, catalog_of, shown_time
 from .results import AsJson, JsonLines, print_rows
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 COLUMNS = ("topic", "partitions", "retention_s", "retention_bytes", "created")
 SENT_AT_ONCE = 1_000  # lines of standard input
 
-topics: typer.Typer = typer.Typer(help="Topics: create, list, describe, alter, drop, send, tail.", no_args_is_help=True)
+topics: typer.Typer = typer.Typer(
+    help="Topics: create, list, describe, alter, drop, send, cancel, tail.", no_args_is_help=True
+)
 
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 
@@ -122,26 +126,56 @@ def send(
     ] = None,
     key: Annotated[str | None, typer.Option(help="The key of each message: it says which partition gets them.")] = None,
     tag: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="A tag of each message.")] = NONE,
+    deliver_after: DeliverAfter = None,
+    deliver_at: DeliverAt = None,
     as_json: AsJson = False,
     prefix: Prefix = DEFAULT_PREFIX,
 ) -> None:
-    """Send messages to a topic, and say how many and what the last one's timestamp is: they are durable then."""
-    tags = dict(map(tag_of, tag))
+    """Send messages to a topic, and say how many and what the last one's timestamp is: they are durable then.
+
+    With --deliver-after or --deliver-at they are delivered later, and their ids are printed: `topics cancel` takes one.
+    """
+    tags, after_s, moment = dict(map(tag_of, tag)), seconds_of(deliver_after), moment_of(deliver_at)
+    ids: list[str] = []
 
     async def work(client: Client) -> tuple[int, int]:
         sent = ts = 0
         async for lines in given_messages(messages) if messages else lines_of_stdin():
             for at in range(0, len(lines), SENT_AT_ONCE):
-                result = await client.send(topic, lines[at : at + SENT_AT_ONCE], key=key, tags=tags)
+                part = lines[at : at + SENT_AT_ONCE]
+                result = await client.send(topic, part, key=key, tags=tags, deliver_at=moment, deliver_after_s=after_s)
                 sent, ts = sent + result.messages, result.ts
+                ids.extend(result.ids)
         return sent, ts
 
     sent, ts = over_client(url, prefix, work)
     at = {"ts": ts or None, "time": shown_time(ts) if ts else None}
     if as_json:
-        typer.echo(json.dumps({"topic": topic, "messages": sent, **at}))
+        typer.echo(json.dumps({"topic": topic, "messages": sent, **at, **({"ids": ids} if ids else {})}))
     else:
+        typer.echo("".join(f"{id}\n" for id in ids), nl=False)
         typer.echo(f"{sent:,} messages sent to {topic}" + (f", the last at ts {ts} ({at['time']})" if sent else ""))
+
+
+@topics.command()
+@logged
+def cancel(
+    url: NodeUrl,
+    topic: TopicName,
+    id: Annotated[
+        str, typer.Argument(metavar="ID", help="Of a message that is due later, as `topics send` printed it.")
+    ],
+    as_json: AsJson = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+) -> None:
+    """Cancel a message that is due later, and say whether that was in time; exit status 1 where it was due already."""
+    cancelled = over_client(url, prefix, lambda client: client.cancel(topic, id))
+    typer.echo(json.dumps({"topic": topic, "id": id, "cancelled": cancelled}) if as_json else _said(cancelled))
+    raise typer.Exit(0 if cancelled else 1)
+
+
+def _said(cancelled: bool) -> str:
+    return "cancelled: it is not delivered" if cancelled else "too late: it was due already"
 
 
 @topics.command()

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     "actors.md",
     "collections.md",
+    "delays.md",
     "groups.md",
     "metrics.md",
     "queues.md",

@@ -180,3 +180,6 @@ class Placement:
             near = nearest(channel, there)
             advice = near or "; `tidewal inspect cluster` shows all"
             raise InvalidRequest(f"the cluster has no pchannel {channel!r}{advice}", argument="channel")
+        partition = self._catalog.catalog.topics.partition_of.get(channel)
+        if partition is not None:
+            raise InvalidRequest(f"{channel} is where {partition} is: name that channel", argument="channel")

@@ -74,7 +74,7 @@ class AlterTopicParams(TypedDict):
     hashed: bool
 
 
-class DropTopicParams(TypedDict):
+class TopicIdParams(TypedDict):
     """The id of a topic, which a later one of its name does not have."""
 
     id: Number

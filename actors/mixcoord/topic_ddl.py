@@ -10,11 +10,13 @@ from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.catalog.topics import CREATING, DROPPING, READY, TOPICS_LEVEL, Topic, Topics, check_topic_name
+from ...runtime.delays.delayed import delay_policy
 from ...runtime.errors import DeadlineExceeded, Fenced, InvalidRequest, TidewalError, TopicExists
+from ...runtime.log.names import delay_channel_of
 from ...runtime.waiting import first_of
 from ..node import Node
 from ..requests import Answer, Method, Nothing
-from .requests import AlterTopicParams, CreateTopicParams, DropTopicParams, OfTopic
+from .requests import AlterTopicParams, CreateTopicParams, OfTopic, TopicIdParams
 from .topic_epochs import TopicEpochs
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ class TopicDdl:
         return {
             "create_topic": Method(self._create, CreateTopicParams),
             "alter_topic": Method(self._alter, AlterTopicParams),
-            "drop_topic": Method(self._drop, DropTopicParams),
+            "delay_topic": Method(self._delay, TopicIdParams),
+            "drop_topic": Method(self._drop, TopicIdParams),
             "describe_topic": Method(self._describe, OfTopic),
             "list_topics": Method(self._list, Nothing),
         }
@@ -92,14 +95,25 @@ class TopicDdl:
         async with self._ddl_of(topic.name):
             topic = self._epochs.present(id)
             if len(topic.partitions) != partitions:
-                if topic.epoch != epoch or not topic.settled:
-                    raise InvalidRequest(
-                        f"topic {topic.name} was altered meanwhile, and has {len(topic.partitions)} partitions",
-                        argument="partitions",
-                    )
+                _check_alterable(topic, epoch)
                 await self._epochs.announce(topic, partitions, hashed=params["hashed"])
                 await self._epochs.finish(self._epochs.present(id))
         return {"topic": (await self._epochs.settled(id)).to_wire()}
+
+    async def _delay(self, request: Request) -> Answer:
+        """Let a topic take messages that are due later: the partitions that take messages get delay channels, and are
+        its last ones."""
+        id = request.params["id"]
+        topic = await self._epochs.settled(id)  # what is due is written to partitions that have begun
+        async with self._ddl_of(topic.name):
+            topic = self._epochs.present(id)
+            if topic.settled:
+                if not topic.delays:
+                    channels, policy = topic.delay_channels.values(), delay_policy(topic.policy)
+                    await asyncio.gather(*(self._node.wal.create_channel(channel, policy) for channel in channels))
+                    await self._catalog.append({"kind": "delay_topic", "id": id})
+                return {"topic": self._epochs.present(id).to_wire()}
+        return await self._delay(request)  # it was altered meanwhile
 
     def _check_partitions(self, partitions: int) -> None:
         limit = self._node.settings.root_coord.max_topic_partition_num
@@ -176,8 +190,9 @@ class TopicDdl:
         await self._catalog.append({"kind": "topic_ready", "id": topic.id})
 
     async def _finish_drop(self, topic: Topic) -> None:
-        await self._until_given_up(f"topic {topic.name} takes no more messages, and", topic.pchannels)
-        await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in topic.pchannels))
+        await self._until_given_up(f"topic {topic.name} takes no more messages, and", topic.owned_channels)
+        channels = (*topic.pchannels, *map(delay_channel_of, topic.pchannels))  # a leader may have died making these
+        await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in channels))
         await self._catalog.append({"kind": "topic_dropped", "id": topic.id})
 
     async def _until_given_up(self, what: str, channels: Sequence[str]) -> None:
@@ -224,6 +239,21 @@ class TopicDdl:
 
 def _name(topic: Topic) -> str:
     return topic.name
+
+
+def _check_alterable(topic: Topic, epoch: int) -> None:
+    """Raise `InvalidRequest` where a topic whose last epoch is to be of that number gets no other."""
+    if topic.delays:
+        raise InvalidRequest(
+            f"topic {topic.name} has messages that are due later, which lie with their partitions, so it keeps its "
+            f"{len(topic.partitions)}: create another topic, send to that, and read this one to its end",
+            argument="partitions",
+        )
+    if topic.epoch != epoch or not topic.settled:
+        raise InvalidRequest(
+            f"topic {topic.name} was altered meanwhile, and has {len(topic.partitions)} partitions",
+            argument="partitions",
+        )
 
 
 def _difference(topic: Topic, partitions: int, retention_s: float | None, retention_bytes: int | None) -> str:

@@ -1,10 +1,12 @@
-"""The messages of a request, on their way to records."""
+"""The messages of a request, and what cancels one, on their way to records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...runtime.catalog.topics import Topic
+from ...runtime.delays.delayed import DelayedId, cancellation, check_due, delayed_record, later_ms
 from ...runtime.errors import InvalidRequest, MessageTooLarge
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record, RecordType
@@ -16,10 +18,11 @@ from .sharded_rows import RECORD_OVERHEAD_BYTES
 
 
 class PartitionedMessages:
-    """The checked messages of one request to an `epoch` of `topic`, each with its partition. Raises `InvalidRequest`
-    for what no client of this version sends."""
+    """The checked messages of one request to an `epoch` of `topic`, each with its partition. Those that are due later,
+    at `due_ms`, go to the partition's delay channel. Raises `InvalidRequest` for what no client of this version
+    sends."""
 
-    def __init__(self, topic: Topic, epoch: int, body: Payload) -> None:
+    def __init__(self, topic: Topic, epoch: int, body: Payload, due_ms: int = 0) -> None:
         self.topic: Topic = topic
         self._epoch = epoch
         partitions = topic.partitions_of(epoch)
@@ -32,6 +35,9 @@ class PartitionedMessages:
             vchannel = partitions[partition]
             record = Record(RecordType.MESSAGE, vchannel=vchannel, key=key, tags=tags, body=content)
             self.records.append((channels[partition], record))
+        self._due_ms = due_ms
+        if due_ms:
+            self.records = _delayed(topic, self.records, due_ms)
         self.channels: set[str] = {channel for channel, _ in self.records}
 
     def part(self, params: Params, message_bytes: Mapping[str, int]) -> WritePart:
@@ -46,14 +52,61 @@ class PartitionedMessages:
                     size=size,
                     limit=limit,
                 )
-        return WritePart(
-            self.topic.name,
-            self.topic.id,
-            self._epoch,
-            self.records,
-            params["producer"],
-            params["pseq"],
-            len(self.records),
-            channels=len(self.channels),
-            kind=RecordType.MESSAGE,
-        )
+        records, channels = self.records, len(self.channels)
+        return _part(self.topic, self._epoch, records, params, channels, digest=self._due_ms)
+
+
+class Cancellation:
+    """What cancels the delayed message of a request to `topic`. Raises `InvalidRequest` for one that the topic cannot
+    have."""
+
+    def __init__(self, topic: Topic, params: Params) -> None:
+        vchannel = next((each for each in topic.partitions if pchannel_of(each) == params["channel"]), None)
+        if vchannel is None or not topic.delays or params["epoch"] != topic.epoch:
+            raise InvalidRequest(f"topic {topic.name} has no delayed message of this id", argument="id")
+        DelayedId.from_bytes(params["message"])
+        channel = topic.delay_channels[params["channel"]]
+        self.topic: Topic = topic
+        self.records: list[tuple[str, Record]] = [
+            (channel, replace(cancellation(params["message"]), vchannel=vchannel))
+        ]
+        self.channels: set[str] = {channel}
+
+    def part(self, params: Params, _: Mapping[str, int]) -> WritePart:
+        """As for `PartitionedMessages`."""
+        return _part(self.topic, self.topic.epoch, self.records, params, 1)
+
+
+def due_ms_of(params: Params, now_ms: int) -> int:
+    """When the messages of a request are due, which came at the wall clock's `now_ms`; 0 for those that are not due
+    later. Raises `InvalidRequest` for what is too far ahead."""
+    if "due_ms" not in params and "after_ms" not in params:
+        return 0
+    due_ms = params["due_ms"] if "due_ms" in params else later_ms(now_ms, params["after_ms"])
+    check_due(due_ms, now_ms)
+    return max(1, due_ms)
+
+
+def _delayed(topic: Topic, records: Sequence[tuple[str, Record]], due_ms: int) -> list[tuple[str, Record]]:
+    channels = {channel for channel, _ in records}
+    if len(channels) > 1 or not topic.delays or not channels <= topic.delay_channels.keys():
+        raise InvalidRequest("messages that are due later are sent to one partition each time, which takes such")
+    return [(topic.delay_channels[channel], delayed_record(channel, record, due_ms)) for channel, record in records]
+
+
+def _part(
+    topic: Topic, epoch: int, records: Sequence[tuple[str, Record]], params: Params, channels: int, digest: int = 0
+) -> WritePart:
+    """`digest` is when the messages are due: a repeated request learns when they were due as they were written."""
+    return WritePart(
+        topic.name,
+        topic.id,
+        epoch,
+        records,
+        params["producer"],
+        params["pseq"],
+        len(records),
+        digest,
+        channels,
+        kind=RecordType.MESSAGE,
+    )

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog import Collection
 from ...runtime.catalog.topics import READY, Topic
+from ...runtime.delays.delayed import DelayedId
 from ...runtime.errors import (
     CollectionNotFound,
     InvalidRequest,
@@ -32,15 +33,15 @@ from ..rows import check_values
 from ..transactions.buffer import MESSAGES, TRANSACTIONS_LEVEL
 from .client_order import ClientOrder
 from .metrics import ProxyMetrics
-from .partitioned_messages import PartitionedMessages
-from .requests import CommitParams, SendParams, WriteParams
+from .partitioned_messages import Cancellation, PartitionedMessages, due_ms_of
+from .requests import CancelParams, CommitParams, SendParams, WriteParams
 from .sharded_rows import ShardedRows
 from .transaction_batch import TransactionBatch, parts_of
 from .write_lines import WriteLines
 
 DEADLINE_S = 30.0  # of a client that names none
 
-WriteBatch: TypeAlias = ShardedRows | PartitionedMessages | TransactionBatch
+WriteBatch: TypeAlias = ShardedRows | PartitionedMessages | Cancellation | TransactionBatch
 
 
 class Proxy(Role):
@@ -66,13 +67,14 @@ class Proxy(Role):
         return {
             "write": Method(self._write, WriteParams),
             "send": Method(self._send, SendParams),
+            "cancel": Method(self._cancel, CancelParams),
             "commit": Method(self._commit, CommitParams),
             "flush": Method(self._flush, OfCollection),
             "ready": Method(self._ready, Nothing),
         }
 
     def due(self, request: Request) -> Sequence[Request]:
-        if request.method not in ("write", "send", "commit"):
+        if request.method not in ("write", "send", "cancel", "commit"):
             return [request]
         if self.doubtful:  # the client may have given up by now, and have its next writes from another door
             request.ignore()
@@ -131,11 +133,20 @@ class Proxy(Role):
         params = request.params
         async with self._describing.setdefault(params["producer"], asyncio.Lock()):
             topic = await self._find_topic(params)
-        batch = PartitionedMessages(topic, params["epoch"], request.body)
+        due_ms = due_ms_of(params, self.node.clock.clock.wall_ms())
+        batch = PartitionedMessages(topic, params["epoch"], request.body, due_ms)
         appended = await self._in_line(batch, request)
         if not appended.repeated:
             self._metrics.sent(topic.name, appended.rows, len(request.body))
         return appended
+
+    async def _cancel(self, request: Request) -> Answer:
+        self._check_not_denied()
+        params = request.params
+        async with self._describing.setdefault(params["producer"], asyncio.Lock()):
+            topic = await self._find_topic(params)
+        appended = await self._in_line(Cancellation(topic, params), request)
+        return {"cancelled": appended.ts < DelayedId.from_bytes(params["message"]).due}
 
     async def _append_transaction(self, request: Request) -> Appended:
         self._check_not_denied()
@@ -213,7 +224,9 @@ class Proxy(Role):
         client have written."""
         name, id, epoch = params["topic"], params["id"], params["epoch"]
         found = self.catalog.catalog.topics.find(name)
-        if found is None or found.state != READY or found.id != id or epoch > found.epoch:  # this door may be behind
+        wants_delays = not {"due_ms", "after_ms", "message"}.isdisjoint(params)
+        behind = found is None or found.state != READY or found.id != id or epoch > found.epoch
+        if found is None or behind or (wants_delays and not found.delays):  # this door may be behind
             found = (await self.catalog.catch_up()).topics.ready(name)
         if found.id != id or not found.partitions_of(epoch):
             raise TopicNotFound(f"the messages are for another topic {name}: describe it again", topic=name)

@@ -41,12 +41,30 @@ class WriteParams(TypedDict):
 
 
 class SendParams(TypedDict):
-    """Messages for an epoch of a topic, as the client knows it; they are in the body (`topics/messages.py`). The rest
-    as for `WriteParams`."""
+    """Messages for an epoch of a topic, as the client knows it; they are in the body (`topics/messages.py`). With
+    `due_ms`, ms since 1970, or `after_ms`, from their arrival on, they are due then, and of one partition. The rest as
+    for `WriteParams`."""
 
     topic: str
     id: Number
     epoch: Number
+    due_ms: NotRequired[Number]
+    after_ms: NotRequired[Number]
+    producer: str
+    pseq: Number
+    after: NotRequired[Number]
+    deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+
+class CancelParams(TypedDict):
+    """The id of a delayed message (`delays/delayed.py`), and the pchannel of its partition. The rest as for
+    `SendParams`."""
+
+    topic: str
+    id: Number
+    epoch: Number
+    channel: str
+    message: bytes
     producer: str
     pseq: Number
     after: NotRequired[Number]

@@ -44,6 +44,7 @@ from .granted_channels import GrantedChannels
 from .held_back import held_back
 from .metrics import StreamingNodeMetrics
 from .requests import AnnounceParams, AppendParams, FlushParams, SyncParams
+from .topic_delays import TopicDelays, takes
 from .unflushed import Unflushed
 from .vchannels import VChannels
 from .write_pressure import Pace, WritePressure
@@ -122,6 +123,7 @@ class StreamingNode(Role):
         self.spawn_task(self._grants.follow(), name="grants")
         self.spawn_task(self._extend_limits(), name="limits")
         self.spawn_task(self._pressure.run(), name="pressure")
+        self.spawn_task(TopicDelays(node, self.catalog, self._owner).run(), name="delays")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
         node.cluster.on_confirmed(self._on_confirmed)
@@ -242,8 +244,8 @@ class StreamingNode(Role):
                 f"the topic {part.collection} that these messages are for was dropped or changed; describe it again",
                 topic=part.collection,
             )
-        placed = {(channel, record.vchannel) for channel, record in part.records}
-        if any(vchannel not in vchannels or pchannel_of(vchannel) != channel for channel, vchannel in placed):
+        placed = {(channel, record.vchannel, record.type) for channel, record in part.records}
+        if not all(vchannel in vchannels and takes(channel, vchannel, kind) for channel, vchannel, kind in placed):
             raise InvalidRequest(f"messages for {part.collection} that are in none of its partitions")
         return topic
 

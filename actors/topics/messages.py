@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 import msgpack
 
 from ...runtime.arguments import checked_fields
+from ...runtime.delays.delayed import due_of
 from ...runtime.errors import InvalidRequest
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, Tags, TagValue
@@ -47,17 +48,20 @@ Partitioner: TypeAlias = Callable[[Message, int], int]
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """Messages that are durable: their timestamp in the log, how many they are, and the numbers of the partitions in
-    which they lie. A reader that starts at `ts` gets them first."""
+    which they lie. A reader that starts at `ts` gets them first. Of messages that are due later, `ids` has the id of
+    each, in their order, by which it can be cancelled; they lie in their partitions once they are due."""
 
     ts: int
     messages: int
     partitions: frozenset[int]
+    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
     """A message as a member of a group gets it. `ts` is its timestamp in the log, `id` that of its last entry;
-    `request` says who waits for a reply (`Client.ask`), None for nobody."""
+    `request` says who waits for a reply (`Client.ask`), None for nobody. Of one that was sent to be due later, `due_ts`
+    is the timestamp at which it was due; 0 of others."""
 
     topic: str
     partition: int
@@ -67,6 +71,7 @@ class TopicMessage:
     ts: int
     id: bytes
     request: TopicRequest | None = None
+    due_ts: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class TopicPack(RecordPack):
             record.ts,
             record.id,
             request_of(record.tags, record.ts),
+            due_of(record),
         )
 
     @cached_property

@@ -68,7 +68,7 @@ DEFAULT_REPLICAS = 2
 PARTITION_KINDS = frozenset({"partition_ended", "partition_begun"})
 NODE_KINDS = frozenset({"fenced", "released", "renewed"}) | PARTITION_KINDS
 TOPIC_KINDS = (
-    *("create_topic", "topic_ready", "drop_topic", "topic_dropped"),
+    *("create_topic", "topic_ready", "delay_topic", "drop_topic", "topic_dropped"),
     *("alter_topic", "epoch_ready", "retire_epoch", "epoch_retired"),
     *PARTITION_KINDS,
 )
@@ -314,11 +314,14 @@ class Catalog:
     def _on_topic_ready(self, event: Event) -> None:
         self.topics.set_state(typed(event["id"], int), TOPIC_READY)
 
+    def _on_delay_topic(self, event: Event) -> None:
+        self.topics.begin_delays(typed(event["id"], int))
+
     def _on_drop_topic(self, event: Event) -> None:
         self.topics.set_state(typed(event["id"], int), TOPIC_DROPPING)
 
     def _on_topic_dropped(self, event: Event) -> None:
-        self._forget(self.topics.remove(typed(event["id"], int)).pchannels)
+        self._forget(self.topics.remove(typed(event["id"], int)).owned_channels)
 
     def _forget(self, pchannels: Sequence[str]) -> None:
         for channel in pchannels:

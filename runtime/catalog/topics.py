@@ -15,6 +15,9 @@ Their events (feature level 2):
     create_topic   topic    a topic begins to exist; its channels may not be there yet: none has its name, and neither a
                             topic nor a collection had its id
     topic_ready    id       its channels are there, and are granted to owners from now on
+    delay_topic    id       it takes messages that are due later from now on: each partition of its last epoch, which
+                            has begun, has a delay channel, which is there, and which the owner of the partition gets,
+                            too. No epoch comes any more
     drop_topic     id       it takes no more messages: its owners give its channels up, and none gets them
     topic_dropped  id       its channels are removed, and its name is free. No node owns one of them
     alter_topic    id, epoch, partitions, hashed   an epoch of that number is to come, with these vchannels; its
@@ -36,7 +39,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import InvalidRequest, PreconditionFailed, TopicNotFound
-from ..log.names import pchannel_of
+from ..log.names import delay_channel_of, pchannel_of
 from ..log.wal import ChannelPolicy
 from ..nearest import nearest
 from ..replicated.records import typed
@@ -57,7 +60,10 @@ class Topic:
 
     `coming` is the epoch to come, while its channels are made. By pchannel, `ends` has the partitions that have ended,
     and `begun` those of later epochs that have begun. In the epochs of the numbers in `unhashed` keys alone do not
-    decide on partitions: each follows all of the epoch before. `retiring`: the first epoch is being removed."""
+    decide on partitions: each follows all of the epoch before. `retiring`: the first epoch is being removed.
+
+    With `delays` each partition that takes messages has a channel for those that are due later, which no retention
+    takes from, and no epoch comes any more."""
 
     id: int
     name: str
@@ -72,6 +78,7 @@ class Topic:
     begun: frozenset[str] = frozenset()
     unhashed: frozenset[int] = frozenset()
     retiring: bool = False
+    delays: bool = False
 
     @property
     def epoch(self) -> int:
@@ -92,6 +99,18 @@ class Topic:
         """The pchannels of all its partitions, in the order in which these were made."""
         epochs = (*self.epochs, self.coming)
         return tuple(dict.fromkeys(pchannel_of(vchannel) for epoch in epochs for vchannel in epoch))
+
+    @property
+    def delay_channels(self) -> Mapping[str, str]:
+        """Where messages wait that are due later: by pchannel of a partition of the last epoch its delay channel. They
+        may be there for a topic without `delays`, if it was about to have them."""
+        return {channel: delay_channel_of(channel) for channel in map(pchannel_of, self.partitions)}
+
+    @property
+    def owned_channels(self) -> tuple[str, ...]:
+        """The pchannels that are to have an owner while it is ready: those of its partitions, and their delay
+        channels."""
+        return (*self.pchannels, *self.delay_channels.values()) if self.delays else self.pchannels
 
     @property
     def policy(self) -> ChannelPolicy:
@@ -150,6 +169,7 @@ class Topic:
             "begun": sorted(self.begun),
             "unhashed": sorted(self.unhashed),
             "retiring": self.retiring,
+            "delays": self.delays,
         }
 
     @classmethod
@@ -176,6 +196,7 @@ class Topic:
             frozenset(_names(wire["begun"])),
             frozenset(typed(number, int) for number in wire["unhashed"]),
             typed(wire["retiring"], bool),
+            typed(wire["delays"], bool),
         )
 
 
@@ -235,24 +256,29 @@ class Topics:
         return next((topic for topic in self._by_name.values() if topic.id == id), None)
 
     def of_channel(self, pchannel: str) -> Topic | None:
-        """The topic that has a partition on `pchannel`."""
+        """The topic that has a partition on `pchannel`, or messages for one that are due later."""
         name = self._of_channel.get(pchannel)
         return None if name is None else self._by_name[name]
 
     @property
     def to_be_owned(self) -> frozenset[str]:
         """The pchannels that are to have an owner."""
-        return frozenset(
-            pchannel
-            for topic in self
-            if topic.state == READY
-            for pchannel in topic.places
-            if not topic.is_to_go(pchannel)
-        )
+        found: set[str] = set()
+        for topic in self:
+            if topic.state == READY:
+                found.update(name for name in topic.places if not topic.is_to_go(name))
+                found.update(topic.delay_channels.values() if topic.delays else ())
+        return frozenset(found)
 
     def has_begun(self, pchannel: str) -> bool:
         """Whether `pchannel` takes what it is owned for: not while it is a partition whose predecessors go on."""
         return not any(pchannel in channels for channels in self._unbegun.values())
+
+    @property
+    def partition_of(self) -> Mapping[str, str]:
+        """The pchannel of the partition of each delay channel that is to have an owner: it is to have the same."""
+        ready = (topic for topic in self if topic.delays and topic.state == READY)
+        return {delays: channel for topic in ready for channel, delays in topic.delay_channels.items()}
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
@@ -262,14 +288,26 @@ class Topics:
             raise PreconditionFailed(f"there is a topic {topic.name} by now")
         self._put(topic)
 
+    def begin_delays(self, id: int) -> None:
+        """The topic takes messages that are due later. Raises `PreconditionFailed` where it is not ready, or an epoch
+        of it has not begun."""
+        topic = self.present(id)
+        if topic.state != READY or not topic.settled:
+            raise PreconditionFailed(
+                f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: it has no delays now"
+            )
+        self._put(replace(topic, delays=True))
+
     def set_state(self, id: int, state: str) -> None:
         """Raises `PreconditionFailed` where the topic is gone."""
         self._put(replace(self.present(id), state=state))
 
     def alter(self, id: int, epoch: int, partitions: Sequence[str], *, hashed: bool) -> None:
-        """An epoch is to come. Raises `PreconditionFailed` where the topic is gone, is dropped, or has it already."""
+        """An epoch is to come. Raises `PreconditionFailed` where the topic is gone, is dropped, has it already, or has
+        delays."""
         topic = self.present(id)
-        if topic.state != READY or topic.coming or topic.epoch + 1 != epoch or not partitions:
+        impossible = topic.state != READY or topic.coming or topic.delays
+        if impossible or topic.epoch + 1 != epoch or not partitions:
             raise PreconditionFailed(f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: it gets no {epoch}")
         self._put(
             replace(topic, coming=tuple(partitions), unhashed=topic.unhashed | ({epoch} if not hashed else set()))
@@ -326,7 +364,7 @@ class Topics:
 
     def _put(self, topic: Topic) -> None:
         self._by_name[topic.name] = topic
-        self._of_channel.update(dict.fromkeys(topic.pchannels, topic.name))
+        self._of_channel.update(dict.fromkeys(topic.owned_channels, topic.name))
         if topic.unbegun:
             self._unbegun[topic.id] = frozenset(topic.unbegun)
         else:
@@ -338,7 +376,7 @@ class Topics:
         topic = self.present(id)
         del self._by_name[topic.name]
         self._unbegun.pop(topic.id, None)
-        for channel in topic.pchannels:
+        for channel in topic.owned_channels:
             del self._of_channel[channel]
         self.changes += 1
         return topic

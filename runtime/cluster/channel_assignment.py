@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import cast
 
 from ..catalog.catalog import PChannelState
@@ -21,11 +22,13 @@ def assign_channels(
     view: ClusterView, channels: Iterable[str], *, balance: bool | None = None, moves_max: int = MOVES_MAX
 ) -> AssignmentPlan:
     """The plan for the pchannels `channels`. Members that are silent get none. A channel that is being moved counts as
-    where it is going. `balance` is what operators have said where it is None."""
+    where it is going. `balance` is what operators have said where it is None. A delay channel is where its partition
+    is, and no channel of its own for this plan."""
     states, members = view.catalog.channels, view.cluster.members
-    wanted = sorted(set(channels))
+    partition_of = view.catalog.topics.partition_of
+    wanted = sorted(set(channels).difference(partition_of))
     holders = {name: _holder(states[name], members) for name in wanted if name in states}
-    return assign(
+    plan = assign(
         STREAMING_NODE,
         [_member(view, member) for member in members.values() if member.incarnation not in view.silent],
         [_channel(view, name) for name in wanted],
@@ -35,6 +38,8 @@ def assign_channels(
         ended={holder for holder in holders.values() if holder and view.is_over(holder)},
         rules=AssignmentRules(balance=view.catalog.wishes.balance if balance is None else balance, max_moves=moves_max),
     )
+    beside = {delays: plan.assignment[name] for delays, name in partition_of.items() if name in plan.assignment}
+    return replace(plan, assignment={**plan.assignment, **beside})
 
 
 def _holder(state: PChannelState, members: Mapping[str, NodeMember]) -> str:

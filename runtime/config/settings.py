@@ -110,6 +110,11 @@ class StreamingNodeSettings(SettingsSection):
     unflushed_low_water_level: PositiveFloat = Field(
         default=0.8, le=1, description="part of maxUnflushedBytes from which writes are slowed down"
     )
+    max_delay_bytes: PositiveInt = Field(
+        default=128 * MIB,
+        description="bytes of delayed messages that are kept in memory, those that are due first; an equal part for "
+        "each partition that the node owns, 4 MiB at least",
+    )
 
 
 class DataNodeSettings(SettingsSection):

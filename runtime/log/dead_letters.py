@@ -76,15 +76,15 @@ def group_letter(
     return stamp(Record(RecordType.DEAD_LETTER, key=entry.id, tags=tags, body=body), ts, 0, 0)
 
 
-def delayed_letter(channel: str, id: bytes, record: Record, message: str, ts: int) -> bytes:
-    """The bytes of the letter that is written at `ts` for a delayed message that its channel did not take."""
+def delayed_letter(
+    channel: str, id: bytes, record: Record, message: str, ts: int, body_bytes: int | None = None
+) -> bytes:
+    """The bytes of the letter that is written at `ts` for a delayed message that its channel did not take, with all of
+    it, or `body_bytes`."""
     payload = encode(record)
-    return stamp(
-        Record(RecordType.DEAD_LETTER, key=id, tags=_tags(channel, "due", message, len(payload)), body=payload),
-        ts,
-        0,
-        0,
-    )
+    tags = _tags(channel, "due", message, len(payload))
+    body = memoryview(payload)[:body_bytes]
+    return stamp(Record(RecordType.DEAD_LETTER, key=id, tags=tags, body=body), ts, 0, 0)
 
 
 def _tags(channel: str, reason: str, message: str, size: int) -> dict[str, TagValue]:

@@ -101,6 +101,13 @@ class Names:
         return not own and pchannel_of(channel) == channel
 
 
+def delay_channel_of(pchannel: str) -> str:
+    """The channel in which messages wait that are due later in `pchannel`, a partition of a topic. `topic_pattern` does
+    not match it: groups do not read it."""
+    prefix, _, partition = pchannel.rpartition("-topic_")
+    return f"{prefix}-delays_{partition}"
+
+
 def pchannel_of(channel: str) -> str:
     """The physical channel of a virtual one; a physical one stays as it is."""
     return _VIRTUAL_TAIL.sub("", channel)

@@ -205,6 +205,19 @@ _STREAMINGNODE = (
         "collection_name",
     ),
     seconds("streamingnode_write_delay_seconds", "For which acknowledgements of writes were held back near limits"),
+    gauge(
+        "streamingnode_delayed_message_num",
+        "count",
+        "Messages in memory that are due later: all, or where they are more than streamingNode.maxDelayBytes takes, "
+        "those that are due first",
+        "topic_name",
+    ),
+    counter(
+        "streamingnode_delayed_released_total", "Delayed messages that were put into their partitions", "topic_name"
+    ),
+    seconds(
+        "streamingnode_delayed_late_seconds", "How long behind its due time a delayed message was in its partition"
+    ),
 )
 
 _DATANODE = (

@@ -27,6 +27,7 @@ from tidewal.runtime.ownership.metrics import ChannelOwnerMetrics
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.streams.read_metrics import ReadMetrics
 from tidewal.runtime.streams.tt_stream import TtMsgStream
+from tidewal.runtime.testing.clock import until
 from tidewal.runtime.testing.disk import FaultyDisk
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.memory import MemoryWal
@@ -129,6 +130,9 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
         await client.send("jobs", "resize")
         async with client.transaction() as t:
             await t.send("jobs", "rotate")
+        await client.send("jobs", "rotate", deliver_after_s=0)
+        await client.send("jobs", "scale", deliver_after_s=600)
+        await until(lambda: metrics.value("streamingnode_delayed_released_total", topic_name="jobs") > 0)
         series = shown(metrics)
         assert metrics.value("streamingnode_unflushed_bytes", collection_name="people") > 0
         await client.drop_collection("people")

@@ -67,6 +67,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
     search = {"v": 1, "kind": "search", "column": "at", "vector": b"\0" * 16, "metric": "L2", "top_k": 3}
     write = {"collection": "people", "id": collection.id, "schema_version": 1, "producer": "p", "pseq": 1, "digest": 1}
     write["deadline_s"] = 1.5
+    to_topic = {"topic": "t", "id": 99, "epoch": 1, "producer": "p"}
     wire, name = collection.to_wire(), {"collection": "people"}
     to = {"to": node.node.incarnation, "channels": ["x"]}
     return {
@@ -78,6 +79,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "list_collections"): {},
         ("mixcoord", "create_topic"): {"name": "t", "partitions": 2, "retention_s": 60.0, "retention_bytes": None},
         ("mixcoord", "alter_topic"): {"id": 99, "epoch": 1, "partitions": 3, "hashed": True},
+        ("mixcoord", "delay_topic"): {"id": 99},
         ("mixcoord", "drop_topic"): {"id": 99},
         ("mixcoord", "describe_topic"): {"name": "t"},
         ("mixcoord", "list_topics"): {},
@@ -88,7 +90,8 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("mixcoord", "balance"): {"on": True},
         ("mixcoord", "placement"): {},
         ("proxy", "write"): write,
-        ("proxy", "send"): {"topic": "t", "id": 99, "epoch": 1, "producer": "p", "pseq": 1, "deadline_s": 1.5},
+        ("proxy", "send"): {**to_topic, "pseq": 1, "deadline_s": 1.5, "after_ms": 5},
+        ("proxy", "cancel"): {**to_topic, "pseq": 2, "channel": "x", "message": bytes(20)},
         ("proxy", "commit"): {
             "parts": [["rows", "people", collection.id, 1, 8], ["messages", "t", 99, 1, 8]],
             "producer": "p",

@@ -55,6 +55,20 @@ def test_a_topic_is_created_shown_written_read_and_dropped(command: Command, log
     assert command("topics", "list", log).out == "none\n"
 
 
+def test_a_message_is_delivered_later_or_cancelled(command: Command, log: str) -> None:
+    command("topics", "create", log, "later", "--partitions", 1)
+    for times in (("--deliver-after", "5 minutes"), ("--deliver-at", "tomorrow")):
+        ended = command("topics", "send", log, "later", "x", *times)
+        assert (ended.status, "InvalidRequest" in ended.err) == (2, True), ended.err
+    sent = json.loads(command("topics", "send", log, "later", "a", "--deliver-after", "2h", "--json").out)
+    shown = command("topics", "send", log, "later", "b", "--deliver-at", "2020-01-31T12:00:00").out.splitlines()
+    assert command("topics", "cancel", log, "later", sent["ids"][0]).out == "cancelled: it is not delivered\n"
+    late = command("topics", "cancel", log, "later", shown[0], "--json")
+    assert (late.status, json.loads(late.out)["cancelled"]) == (1, False)
+    tailed = json.loads(command("topics", "tail", log, "later", "--limit", 1, "--json").out)
+    assert tailed["value"] == "b"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [("describe",), ("alter", "--partitions", "2"), ("drop", "--yes"), ("send", "x"), ("tail", "--no-follow")],

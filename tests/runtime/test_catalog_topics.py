@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from fnmatch import fnmatch
 from typing import Any
 
 import msgpack
@@ -13,7 +14,7 @@ from tidewal.runtime.catalog.catalog import TOPIC_KINDS, Catalog
 from tidewal.runtime.catalog.topic_epochs import predecessors
 from tidewal.runtime.catalog.topics import Topic
 from tidewal.runtime.errors import BadRecord, PreconditionFailed, TopicNotFound
-from tidewal.runtime.log.names import Names, pchannel_of
+from tidewal.runtime.log.names import Names, delay_channel_of, pchannel_of
 from tidewal.runtime.log.record import RecordType
 from tidewal.runtime.replicated.fold import Fold
 
@@ -206,6 +207,39 @@ def test_one_epoch_comes_at_a_time_and_a_dropped_topic_gets_none() -> None:
     catalog.apply({"kind": "drop_topic", "id": 1})
     with pytest.raises(PreconditionFailed):
         catalog.apply({"kind": "epoch_ready", "id": 1, "epoch": 2})
+
+
+def test_delays_are_of_the_last_epoch_which_has_begun_and_no_epoch_comes_behind_them() -> None:
+    catalog = Catalog()
+    created(catalog, topic())
+    new = altered(catalog, 2, 3, ready=False)
+    granted(catalog, *CHANNELS)
+    with pytest.raises(PreconditionFailed):
+        catalog.apply({"kind": "delay_topic", "id": 1})
+    catalog.apply({"kind": "epoch_ready", "id": 1, "epoch": 2})
+    granted(catalog, *new)
+    with pytest.raises(PreconditionFailed):
+        catalog.apply({"kind": "delay_topic", "id": 1})
+    for each in CHANNELS:
+        said(catalog, "partition_ended", each, b"7", 70)
+    for each in new:
+        said(catalog, "partition_begun", each)
+    catalog.apply({"kind": "delay_topic", "id": 1})
+    with pytest.raises(PreconditionFailed):
+        altered(catalog, 3, 4)
+    delays = {delay_channel_of(each): each for each in new}
+    assert catalog.topics.partition_of == delays
+    assert catalog.pchannels == {*CHANNELS, *new, *delays}
+    found = catalog.topics.ready("orders")
+    assert Topic.from_wire(found.to_wire()) == found
+    assert not fnmatch(next(iter(delays)), NAMES.topic_pattern(1)), "groups do not read it"
+    catalog.apply({"kind": "retire_epoch", "id": 1, "epoch": 1})
+    catalog.apply({"kind": "epoch_retired", "id": 1, "epoch": 1})
+    assert catalog.pchannels == {*new, *delays}
+    assert {catalog.topics.of_channel(each) for each in delays} == {catalog.topics.ready("orders")}
+    catalog.apply({"kind": "drop_topic", "id": 1})
+    catalog.apply({"kind": "topic_dropped", "id": 1})
+    assert not catalog.channels
 
 
 def test_only_the_owner_says_that_a_partition_has_ended_or_begun() -> None:
