@@ -77,6 +77,8 @@ class TopicPartitions:
                 await self._again(channel, term, lambda: self._propose(_EVENTS[kind], {channel: (term, *at)}))
         finally:
             self._at_work.discard((channel, term))
+        if appended is not None:
+            self.look()  # what became due of the channel meanwhile was passed over
 
     async def _again(self, channel: str, term: int, step: Callable[[], Awaitable[Result]]) -> Result | None:
         """What `step` returns, once it succeeds; None where this node gives the channel up before."""

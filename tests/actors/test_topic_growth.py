@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from tests.actors.nodes import Nodes
 from tests.actors.test_topic_nodes import TopicTraffic
 from tidewal import From, Message, TopicPack
 from tidewal.actors.client import Client
-from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest
+from tidewal.runtime.catalog.catalog_log import CatalogLog
+from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from tidewal.runtime.rows.hashing import shard_of_key
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -263,3 +265,24 @@ async def test_an_epoch_vanishes_when_its_retention_has_passed(three: Nodes) -> 
             await client.send("t", "newer", key="k")
             pack = await asyncio.wait_for(anext(member), 60)
             assert [bytes(each.body) for each in pack.messages] == [b"newer"]
+
+
+async def test_a_partition_that_has_begun_ends_though_its_owner_learns_of_the_beginning_late(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, late = CatalogLog.propose_own, set[str]()
+
+    async def propose_own(self: CatalogLog, event: dict[str, Any]) -> None:
+        await propose(self, event)
+        channels = set(event["channels"]) if event["kind"] == "partition_begun" else set[str]()
+        if not channels <= late:
+            late.update(channels)
+            await asyncio.sleep(4)  # the topic is altered again in this time
+            raise Unavailable("the log does not answer", outcome_unknown=True)
+
+    async with home.node(), home.client() as client:
+        await client.create_topic("t", 1)
+        monkeypatch.setattr(CatalogLog, "propose_own", propose_own)
+        await client.alter_topic("t", 2)
+        assert (await client.alter_topic("t", 3)).settled
+        assert late
