@@ -341,7 +341,8 @@ class Client:
         A message with a key goes to partition `hash(key) % partitions`, where the hash is that of varchar keys of
         collections; those of one call without a key go to one partition, by turns. A `partitioner` says for each
         message to which of so many partitions it goes. Messages of one client are in a partition in the order of its
-        calls, and those of one call all or none.
+        calls, and those of one call all or none; where the topic is altered meanwhile a part may be there when an error
+        is raised, which has `outcome_unknown` then.
 
         With `deliver_at`, a moment up to 366 days ahead, or `deliver_after_s`, from the arrival at a node on, they are
         due later: each is put into its partition then, never before, once, in the order of due times, and where these
@@ -356,18 +357,17 @@ class Client:
         turns, number = self._send_turns.setdefault(topic, SendTurns()), next(self._sends)
         until = _in_s(deadline_s)
         known = self._topics.get(topic) if turns.free else None
-        while True:
-            found = known or await self._topic_in_turn(turns, number, topic, until)
-            try:
-                return await self._send_in_turn(turns, number, found, sending, due, until)
-            except TopicEpochEnded as error:
-                sending.divide(found, error)
-            except TopicNotFound as error:
-                if sending.partitions:
-                    raise of_unknown_outcome(error) from None
-                if known is None or error.fields.get("outcome_unknown"):
-                    raise
-            known = None
+        with sending.partly_written():
+            while True:
+                found = known or await self._topic_in_turn(turns, number, topic, until)
+                try:
+                    return await self._send_in_turn(turns, number, found, sending, due, until)
+                except TopicEpochEnded as error:
+                    sending.divide(found, error)
+                except TopicNotFound as error:
+                    if known is None or sending.partitions or error.fields.get("outcome_unknown"):
+                        raise
+                known = None
 
     async def _send_in_turn(
         self, turns: SendTurns, number: int, topic: Topic, sending: Sending, due: Params, until: float

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from zlib import crc32
 
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import InvalidRequest, TopicEpochEnded
+from ...runtime.errors import InvalidRequest, TidewalError, TopicEpochEnded, of_unknown_outcome
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import TagValue
 from ...runtime.rows.hashing import hash_key_bytes
@@ -66,7 +67,14 @@ class Sending:
 
     def place(self, topic: Topic) -> list[PlacedMessage]:
         """What is left to send, placed in the present epoch of `topic`."""
-        self._placed = self._sender.place(topic, self._left, self._partitioner)
+        try:
+            self._placed = self._sender.place(topic, self._left, self._partitioner)
+        except TidewalError:
+            raise
+        except Exception as error:  # the partitioner's own, which says nothing of what an earlier epoch has
+            if not self.partitions:
+                raise
+            raise InvalidRequest(f"the partitioner failed: {error!r}", argument="partitioner") from error
         return self._placed
 
     def divide(self, topic: Topic, error: TopicEpochEnded) -> None:
@@ -79,6 +87,15 @@ class Sending:
         self.partitions |= written
         pairs = zip(self._left, self._placed, strict=True)
         self._left = [message for message, (partition, *_) in pairs if partition not in written]
+
+    @contextmanager
+    def partly_written(self) -> Generator[None]:
+        """An error that ends the block while a partition has some of the messages is of unknown outcome: the rest may
+        be written or not, and a call that is repeated writes what is there again."""
+        try:
+            yield
+        except TidewalError as error:
+            raise (of_unknown_outcome(error) if self.partitions else error) from None
 
     def result(self, ts: int) -> SendResult:
         """What to return once what was placed last is durable, at `ts`."""

@@ -286,3 +286,32 @@ async def test_a_partition_that_has_begun_ends_though_its_owner_learns_of_the_be
         await client.alter_topic("t", 2)
         assert (await client.alter_topic("t", 3)).settled
         assert late
+
+
+@pytest.mark.parametrize("cause", ["the partitioner's number", "the partitioner's error", "the deadline"])
+async def test_the_error_of_a_batch_that_is_partly_written_says_that_some_may_be_there(
+    three: Nodes, cause: str
+) -> None:
+    """The old epoch has a part of the batch, and the rest cannot be sent to the new one."""
+
+    def place(message: Message, count: int) -> int:
+        number = int(message.body) % 6
+        if count == 6 or cause == "the partitioner's number":
+            return number
+        if cause == "the partitioner's error":
+            raise ValueError(number)
+        three.stall(new)  # what is left is not written in time
+        return 0
+
+    async with three.client() as client, three.client() as other:
+        away, _ = await _away(three, client)
+        await three.kill(away)
+        topic = await client.describe_topic("t")
+        new = [client._names.topic_pchannel(topic.id, 0, 2)]
+        sends = client.send("t", [f"{n}" for n in range(6, 12)], partitioner=place, deadline_s=60)
+        sending = asyncio.ensure_future(sends)
+        await asyncio.sleep(0.5)
+        await _alter(other, 1)
+        with pytest.raises(DeadlineExceeded if cause == "the deadline" else InvalidRequest) as caught:
+            await sending
+        assert caught.value.fields["outcome_unknown"]
