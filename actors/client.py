@@ -48,7 +48,7 @@ from .querynode.search import Metric
 from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
 from .topics.delayed_sends import cancel_delayed, due_params, send_delayed
-from .topics.group_start import begin_new_partitions
+from .topics.group_start import start_of_group
 from .topics.member import TopicMember
 from .topics.messages import Message, MessageBodies, Partitioner, PlacedMessage, SendResult, pack_messages
 from .topics.requests import TopicReply, ask, partition_of_request
@@ -423,16 +423,16 @@ class Client:
         deadline_s: float = DEADLINE_S,
     ) -> TopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
-        group without a position in a topic begins at `start`; `where` is its filter over the tags of messages, as
-        that of `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`. Raises `TopicNotFound`,
+        group that is new to a topic begins at `start`, and in partitions that the topic gets later with the first
+        message, also where no member was there meanwhile. `where` is its filter over the tags of messages, as that of
+        `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`. Raises `TopicNotFound`,
         `InvalidFilter`, and `Unsupported` on a log without groups."""
         check_group_filter(where)
         named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
         found = [(await self._described_topic(name, deadline_s))[0] for name in named]
-        if start is not From.EARLIEST:
-            await begin_new_partitions(self._wal, group, found)
+        start = await start_of_group(self._wal, self._names, group, found, start, deadline_s)
         patterns = [self._names.topic_pattern(topic.id) for topic in found]
         member = await self._wal.join(
             group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s

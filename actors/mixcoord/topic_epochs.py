@@ -11,6 +11,7 @@ from ...runtime.clock import physical_ms
 from ...runtime.errors import DeadlineExceeded, TopicNotFound
 from ...runtime.log.names import delay_channel_of, pchannel_of
 from ..node import Node
+from ..topics.group_start import carry_groups
 
 SETTLED_S = 20.0  # for owners to end and to begin partitions: longer than a lease
 
@@ -78,6 +79,7 @@ class TopicEpochs:
                 await self._catalog.append({"kind": "retire_epoch", "id": topic.id, "epoch": topic.first_epoch})
         channels = [name for name, (epoch, _) in topic.places.items() if epoch == topic.first_epoch]
         await self._until_given_up(f"epoch {topic.first_epoch} of topic {topic.name}", channels)
+        await carry_groups(self._node.wal, topic)
         made = (*channels, *map(delay_channel_of, channels))  # a leader may have died making these
         await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in made))
         await self._catalog.append({"kind": "epoch_retired", "id": topic.id, "epoch": topic.first_epoch})

@@ -4,8 +4,9 @@ the multiset are those of the sends."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 
 from tests.actors.nodes import Nodes
 from tests.actors.test_topic_nodes import TopicTraffic
-from tidewal import From, Message, TopicPack
+from tidewal import From, Message, TopicMember, TopicPack
 from tidewal.actors.client import Client
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from tidewal.runtime.log.wal import GroupInfo
 from tidewal.runtime.rows.hashing import shard_of_key
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -161,6 +163,77 @@ async def test_a_group_that_begins_at_the_end_misses_nothing_of_a_growth_while_i
                 await client.send("t", "while it was away", key="k")
 
 
+async def _bodies(member: TopicMember, quiet_s: float = 10.0) -> list[str]:
+    """What a member gets, and acknowledges, until nothing has come for so long."""
+    got: list[str] = []
+    with suppress(TimeoutError):
+        while True:
+            pack = await asyncio.wait_for(anext(member), quiet_s)
+            got += [bytes(each.body).decode() for each in pack.messages]
+            await member.acknowledge(pack)
+    return got
+
+
+async def _from_the_end(client: Client, topics: Sequence[str] = ("t",)) -> list[str]:
+    async with await client.subscribe(topics, "g", start=From.LATEST) as member:
+        return await _bodies(member)
+
+
+@pytest.mark.parametrize("grown", ["before", "meanwhile"])
+async def test_what_happens_while_a_member_joins_is_neither_missed_nor_delivered_again(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch, grown: str
+) -> None:
+    """The topic grows, or another member reads its new partitions, between the look at the group's positions and the
+    join."""
+    async with three.client() as client, three.client() as other:
+        await client.create_topic("t", 1)
+        await _from_the_end(client)
+        if grown == "before":
+            await other.alter_topic("t", 2)
+            await other.send("t", "new", key="k")
+        groups, calls, read = client._wal.groups, itertools.count(), list[str]()
+
+        async def looked() -> list[GroupInfo]:
+            found = await groups()
+            if next(calls) == 0 and grown == "before":
+                read.extend(await _from_the_end(other))
+            elif not read and grown == "meanwhile":
+                read.append("new")
+                await other.alter_topic("t", 2)
+                await other.send("t", "new", key="k")
+            return found
+
+        monkeypatch.setattr(client._wal, "groups", looked)
+        got = await _from_the_end(client)
+        assert read == ["new"]
+        assert got == ([] if grown == "before" else ["new"])
+
+
+async def test_a_group_begins_a_topic_that_is_new_to_it_at_its_end_and_goes_on_in_another(three: Nodes) -> None:
+    async with three.client() as client:
+        for name in "tu":
+            await client.create_topic(name, 3)
+            await client.send(name, f"{name} before", key="k")
+        assert await _from_the_end(client) == []
+        await client.alter_topic("t", 2)
+        for n in range(4):
+            await client.send("t", f"{n}", key=f"{n}")
+        assert sorted(await _from_the_end(client, ["t", "u"])) == ["0", "1", "2", "3"]
+        await client.send("u", "u after", key="k")
+        assert await _from_the_end(client, ["t", "u"]) == ["u after"]
+
+
+async def test_a_group_that_is_away_while_its_epoch_vanishes_misses_nothing_that_is_kept(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_topic("t", 1, retention_s=20)
+        await _from_the_end(client)
+        await client.alter_topic("t", 2)
+        await asyncio.sleep(60)
+        assert (await client.describe_topic("t")).first_epoch == 2
+        await client.send("t", "kept", key="k")
+        assert await _from_the_end(client) == ["kept"]
+
+
 async def test_a_call_that_comes_again_alters_once_and_not_back(three: Nodes) -> None:
     async with three.client() as client:
         topic = await client.create_topic("t", 2)
@@ -199,6 +272,27 @@ async def _read(client: Client, count: int) -> list[str]:
     return got
 
 
+async def test_a_partition_that_has_begun_ends_though_its_owner_learns_of_the_beginning_late(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, late = CatalogLog.propose_own, set[str]()
+
+    async def propose_own(self: CatalogLog, event: dict[str, Any]) -> None:
+        await propose(self, event)
+        channels = set(event["channels"]) if event["kind"] == "partition_begun" else set[str]()
+        if not channels <= late:
+            late.update(channels)
+            await asyncio.sleep(4)  # the topic is altered again in this time
+            raise Unavailable("the log does not answer", outcome_unknown=True)
+
+    async with home.node(), home.client() as client:
+        await client.create_topic("t", 1)
+        monkeypatch.setattr(CatalogLog, "propose_own", propose_own)
+        await client.alter_topic("t", 2)
+        assert (await client.alter_topic("t", 3)).settled
+        assert late
+
+
 async def test_a_batch_that_is_partly_written_goes_on_in_the_new_partitions(three: Nodes) -> None:
     """The owners of some partitions take their parts, that of others is dead: what is written stays, what is not goes
     to the new partitions, each message once."""
@@ -213,6 +307,35 @@ async def test_a_batch_that_is_partly_written_goes_on_in_the_new_partitions(thre
         assert result.messages == 54
         assert result.partitions > {0}, "some are in the old partitions, some in the new one"
         assert sorted(await _read(other, 60)) == sorted(f"{n}" for n in range(60))
+
+
+@pytest.mark.parametrize("cause", ["the partitioner's number", "the partitioner's error", "the deadline"])
+async def test_the_error_of_a_batch_that_is_partly_written_says_that_some_may_be_there(
+    three: Nodes, cause: str
+) -> None:
+    """The old epoch has a part of the batch, and the rest cannot be sent to the new one."""
+
+    def place(message: Message, count: int) -> int:
+        number = int(message.body) % 6
+        if count == 6 or cause == "the partitioner's number":
+            return number
+        if cause == "the partitioner's error":
+            raise ValueError(number)
+        three.stall(new)  # what is left is not written in time
+        return 0
+
+    async with three.client() as client, three.client() as other:
+        away, _ = await _away(three, client)
+        await three.kill(away)
+        topic = await client.describe_topic("t")
+        new = [client._names.topic_pchannel(topic.id, 0, 2)]
+        sends = client.send("t", [f"{n}" for n in range(6, 12)], partitioner=place, deadline_s=60)
+        sending = asyncio.ensure_future(sends)
+        await asyncio.sleep(0.5)
+        await _alter(other, 1)
+        with pytest.raises(DeadlineExceeded if cause == "the deadline" else InvalidRequest) as caught:
+            await sending
+        assert caught.value.fields["outcome_unknown"]
 
 
 async def test_what_a_client_sends_after_it_knows_the_new_epoch_waits_for_what_it_sent_before(three: Nodes) -> None:
@@ -265,53 +388,3 @@ async def test_an_epoch_vanishes_when_its_retention_has_passed(three: Nodes) -> 
             await client.send("t", "newer", key="k")
             pack = await asyncio.wait_for(anext(member), 60)
             assert [bytes(each.body) for each in pack.messages] == [b"newer"]
-
-
-async def test_a_partition_that_has_begun_ends_though_its_owner_learns_of_the_beginning_late(
-    home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    propose, late = CatalogLog.propose_own, set[str]()
-
-    async def propose_own(self: CatalogLog, event: dict[str, Any]) -> None:
-        await propose(self, event)
-        channels = set(event["channels"]) if event["kind"] == "partition_begun" else set[str]()
-        if not channels <= late:
-            late.update(channels)
-            await asyncio.sleep(4)  # the topic is altered again in this time
-            raise Unavailable("the log does not answer", outcome_unknown=True)
-
-    async with home.node(), home.client() as client:
-        await client.create_topic("t", 1)
-        monkeypatch.setattr(CatalogLog, "propose_own", propose_own)
-        await client.alter_topic("t", 2)
-        assert (await client.alter_topic("t", 3)).settled
-        assert late
-
-
-@pytest.mark.parametrize("cause", ["the partitioner's number", "the partitioner's error", "the deadline"])
-async def test_the_error_of_a_batch_that_is_partly_written_says_that_some_may_be_there(
-    three: Nodes, cause: str
-) -> None:
-    """The old epoch has a part of the batch, and the rest cannot be sent to the new one."""
-
-    def place(message: Message, count: int) -> int:
-        number = int(message.body) % 6
-        if count == 6 or cause == "the partitioner's number":
-            return number
-        if cause == "the partitioner's error":
-            raise ValueError(number)
-        three.stall(new)  # what is left is not written in time
-        return 0
-
-    async with three.client() as client, three.client() as other:
-        away, _ = await _away(three, client)
-        await three.kill(away)
-        topic = await client.describe_topic("t")
-        new = [client._names.topic_pchannel(topic.id, 0, 2)]
-        sends = client.send("t", [f"{n}" for n in range(6, 12)], partitioner=place, deadline_s=60)
-        sending = asyncio.ensure_future(sends)
-        await asyncio.sleep(0.5)
-        await _alter(other, 1)
-        with pytest.raises(DeadlineExceeded if cause == "the deadline" else InvalidRequest) as caught:
-            await sending
-        assert caught.value.fields["outcome_unknown"]
