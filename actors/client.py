@@ -148,7 +148,7 @@ class Client:
         self._topics: dict[str, Topic] = {}
         self._sender = TopicSender(self._rpc.name)
         self._sends = itertools.count(1)  # in the order of calls
-        self._send_turns: dict[str, SendTurns] = {}  # by topic
+        self._send_turns = WeakValueDictionary[str, SendTurns]()  # by topic, while sends to it are under way
         self._session: dict[str, int] = {}
         self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # while writes wait for that
 
@@ -467,8 +467,9 @@ class Client:
 
     def _know_topic(self, topic: Topic) -> Topic:
         self._topics[topic.name] = topic
-        if topic.name in self._send_turns:
-            self._send_turns[topic.name].known(topic)
+        turns = self._send_turns.get(topic.name)
+        if turns is not None:
+            turns.known(topic)
         return topic
 
     async def _send_to(self, topic: Topic, due: Params, until: float, placed: Sequence[PlacedMessage]) -> Reply:

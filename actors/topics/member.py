@@ -55,11 +55,13 @@ class TopicMember(RecordMember):
         self._names, self._known_fences, self._describe = names, fences, describe
         self._topics = {topic.name: topic for topic in topics}
         self._places: dict[str, tuple[str, int]] = {}  # by pchannel: its topic, and its number in its epoch
-        for topic in topics:
-            self._place(topic)
         self._gate = MemberGate(wal, member.group)
         self._holding: dict[str, asyncio.Task[None]] = {}  # by pchannel
+        self._reading = ""  # the pchannel from which it has taken entries last
+        for topic in topics:
+            self._place(topic)
         self._looked_s: float | None = None  # when it has asked for topics because of a channel
+        self._looking = asyncio.Lock()
         self._replies = TopicReplies(wal, names)
         self._closed = False
         self._dropped: TopicNotFound | None = None
@@ -89,8 +91,11 @@ class TopicMember(RecordMember):
         return TopicPack(**records, topic=topic, partition=partition, where=self._filter)
 
     async def _admit(self, delivered: Delivered) -> bool:
-        """Hold what is in a partition while its predecessors are not read to their ends."""
-        if await self._passes(delivered.channel):
+        """Hold what is in a partition while its predecessors are not read to their ends. Whether they are is looked up
+        aside, so that other partitions go on while no node and no log answers."""
+        self._reading = delivered.channel
+        topic = self._topic_of(delivered.channel)
+        if topic is not None and self._gate.has_passed(topic, delivered.channel):
             return True
         with suppress(Fenced):  # it has gone to another member
             self._member.pause(delivered)
@@ -106,6 +111,7 @@ class TopicMember(RecordMember):
         while delivered.channel in self._member.channels and not await self._passes(delivered.channel):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, CHECK_MAX_S)
+        self._holding.pop(delivered.channel, None)
         self._member.redeliver(delivered)
 
     async def _passes(self, channel: str) -> bool:
@@ -120,10 +126,11 @@ class TopicMember(RecordMember):
 
     async def _looked_up(self, channel: str) -> Topic | None:
         """The topic of a channel, as a node describes it now or has just now."""
-        now_s = asyncio.get_running_loop().time()
-        if self._looked_s is None or self._looked_s + CHECK_S <= now_s:
-            self._looked_s = now_s
-            await self._look()
+        async with self._looking:
+            now_s = asyncio.get_running_loop().time()
+            if self._looked_s is None or self._looked_s + CHECK_S <= now_s:
+                self._looked_s = now_s
+                await self._look()
         return self._topic_of(channel)
 
     def _topic_of(self, channel: str) -> Topic | None:
@@ -206,6 +213,13 @@ class TopicMember(RecordMember):
                     self._place(found)
 
     def _place(self, topic: Topic) -> None:
+        """Know the partitions of a topic, and forget those that are removed and of which it delivers nothing more."""
+        of_topic = [channel for channel, (name, _) in self._places.items() if name == topic.name]
+        for channel in set(of_topic) - topic.places.keys() - self._member.channels - {self._reading}:
+            del self._places[channel]
+            self._known_fences.pop(channel, None)
+            self._channels.pop(channel, None)
+            self._gate.forget(channel)
         self._places.update({channel: (topic.name, number) for channel, (_, number) in topic.places.items()})
 
 

@@ -21,6 +21,15 @@ class MemberGate:
         self._passed: set[str] = set()  # pchannels
         self._positions: dict[str, bytes | None] = {}
         self._looked_s: float | None = None
+        self._looking = asyncio.Lock()
+
+    def has_passed(self, topic: Topic, channel: str) -> bool:
+        """Whether that is known without a look."""
+        return channel in self._passed or (channel in topic.places and not topic.predecessors(channel))
+
+    def forget(self, channel: str) -> None:
+        """The partition is removed."""
+        self._passed.discard(channel)
 
     async def passes(self, topic: Topic, channel: str) -> bool:
         """Whether what is in `channel` may be delivered, as far as `topic` is known."""
@@ -35,9 +44,10 @@ class MemberGate:
 
     async def _look(self) -> None:
         """Read the positions of the group, unless that was done just now: they only go on."""
-        now_s = asyncio.get_running_loop().time()
-        if self._looked_s is None or self._looked_s + CHECK_S <= now_s:
-            self._looked_s = now_s
-            for each in await self._wal.groups():
-                if each.name == self._group:
-                    self._positions = each.positions
+        async with self._looking:
+            now_s = asyncio.get_running_loop().time()
+            if self._looked_s is None or self._looked_s + CHECK_S <= now_s:
+                self._looked_s = now_s
+                for each in await self._wal.groups():
+                    if each.name == self._group:
+                        self._positions = each.positions

@@ -4,6 +4,7 @@ the multiset are those of the sends."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +19,7 @@ from tests.actors.test_topic_nodes import TopicTraffic
 from tidewal import From, Message, TopicMember, TopicPack
 from tidewal.actors.client import Client
 from tidewal.runtime.catalog.catalog_log import CatalogLog
-from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from tidewal.runtime.errors import DeadlineExceeded, InvalidRequest, TopicNotFound, Unavailable
 from tidewal.runtime.log.wal import GroupInfo
 from tidewal.runtime.rows.hashing import shard_of_key
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
@@ -234,6 +235,35 @@ async def test_a_group_that_is_away_while_its_epoch_vanishes_misses_nothing_that
         assert await _from_the_end(client) == ["kept"]
 
 
+async def test_partitions_that_wait_hold_up_no_others_while_no_node_answers(
+    three: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three.client() as client, three.client() as reader:
+        for name in "tu":
+            await client.create_topic(name, 1)
+        await client.send("t", "old", key="k")
+        async with await reader.subscribe(["t", "u"], "g") as member:
+            await anext(member)  # not acknowledged: what follows is held
+            await client.alter_topic("t", 2)
+            monkeypatch.setattr(member, "_describe", lambda _: asyncio.get_running_loop().create_future())
+            for n in range(2):
+                await client.send("t", "new", key="k")
+                await client.send("u", f"{n}", key="k")
+                pack = await asyncio.wait_for(anext(member), 5)
+                assert [bytes(each.body) for each in pack.messages] == [b"%d" % n]
+
+
+async def test_a_client_keeps_nothing_of_names_to_which_it_has_sent(three: Nodes) -> None:
+    async with three.client() as client:
+        await client.create_topic("t", 1)
+        await client.send("t", "a")
+        for n in range(3):
+            with pytest.raises(TopicNotFound):
+                await client.send(f"missing-{n}", "a")
+        gc.collect()
+        assert len(client._send_turns) <= 1, "the last error may refer to its call"
+
+
 async def test_a_call_that_comes_again_alters_once_and_not_back(three: Nodes) -> None:
     async with three.client() as client:
         topic = await client.create_topic("t", 2)
@@ -384,6 +414,9 @@ async def test_an_epoch_vanishes_when_its_retention_has_passed(three: Nodes) -> 
             assert set(old.pchannels).isdisjoint(three.owners())
             topic = await client.describe_topic("t")
             assert (topic.first_epoch, topic.epoch, len(topic.epochs)) == (2, 2, 1)
+            for known in (member._places, member._channels, member._gate._passed, member._known_fences):
+                assert set(old.pchannels).isdisjoint(known)
+            assert not member._holding
             await client.alter_topic("t", 2)
             await client.send("t", "newer", key="k")
             pack = await asyncio.wait_for(anext(member), 60)
