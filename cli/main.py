@@ -36,7 +36,7 @@ COMMANDS = {
     "search": "Print the rows nearest to a vector, the nearest first, with their distances.",
     "compact": "Store what is acknowledged in the collection's tables, and bring `current`, its present rows, forward "
     "to that.",
-    "topics": "Topics: create, list, describe, alter, drop, send, tail.",
+    "topics": "Topics: create, list, describe, alter, drop, send, cancel, tail.",
     "send": "Send messages to a channel, and say how many and what the last one's timestamp is: they are durable then.",
     "status": "Show health, lag, sizes and what is near its limit: of the node that runs on a log, and of the log.",
     "tail": "Print the records of a channel: a line for each with its type and fields, and its rows where the schema "

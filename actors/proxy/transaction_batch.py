@@ -27,8 +27,8 @@ class TransactionBatch:
         if len(self.channels) > 1 and not (log.atomic_batches and log.one_node):
             raise Unsupported(
                 f"the transaction is for {len(self.channels)} physical channels, and only a log that one node owns "
-                "(RocksMQ) takes these at once. Here a transaction may write to collections of one shard that share a "
-                "physical channel: nothing was written",
+                "takes these at once (docs/backends.md). Here a transaction may write to collections of one shard that "
+                "share a physical channel: nothing was written",
                 capability="atomic_batches",
             )
 

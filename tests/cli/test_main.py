@@ -134,6 +134,8 @@ BEHIND_THE_LOG = {
     "topics create": ["t"],
     "topics list": [],
     "topics describe": ["t"],
+    "topics alter": ["t", "--partitions", "4"],
+    "topics cancel": ["t", "00"],
     "topics drop": ["t", "--yes"],
     "topics send": ["t", "message"],
     "topics tail": ["t"],
