@@ -552,7 +552,7 @@ class Client:
     @asynccontextmanager
     async def _in_turn(self, topics: Sequence[Topic], deadline_s: float) -> AsyncGenerator[None]:
         """The block writes to `topics` behind all that this client has sent to them before."""
-        until = asyncio.get_running_loop().time() + deadline_s
+        until = _in_s(deadline_s)
         numbered = [
             (topic, self._send_turns.setdefault(topic.name, SendTurns()), next(self._sends)) for topic in topics
         ]

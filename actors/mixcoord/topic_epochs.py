@@ -19,7 +19,7 @@ SETTLED_S = 20.0  # for owners to end and to begin partitions: longer than a lea
 class TopicEpochs:
     """What the leader does about the epochs of topics. Callers see to it that one at a time does it for a topic, but
     for `settled`. `deciding` is held while the leader decides who is to own what; `until_given_up` waits until no
-    process can write to channels, and is told what is to be removed."""
+    process can write to channels, and names in its error what is to be removed."""
 
     def __init__(
         self,

@@ -154,16 +154,15 @@ class Transaction:
 
     async def _add_rows(self, name: str, rows: Callable[[CollectionSchema], Rows], op: str | None) -> None:
         self._check_open()
-        described = self._buffer.collection(name) or await self._calls.collection(name, self._deadline_s)
-        collection = self._buffer.collection(name) or described  # all rows are for one version of it
+        # all rows are for one version of it
+        collection = self._buffer.collection(name) or await self._calls.collection(name, self._deadline_s)
         batch = to_batch(rows(collection.schema), collection.schema, op=op)
         self._check_open()
         self._buffer.add_rows(collection, batch)
 
     async def _add_messages(self, name: str, messages: Sequence[Message], partitioner: Partitioner | None) -> None:
         self._check_open()
-        described = self._buffer.topic(name) or await self._calls.topic(name, self._deadline_s)
-        topic = self._buffer.topic(name) or described
+        topic = self._buffer.topic(name) or await self._calls.topic(name, self._deadline_s)
         self._check_open()
         self._buffer.add_messages(topic, self._calls.place(topic, messages, partitioner))
 
