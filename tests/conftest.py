@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,7 @@ pytest_plugins = (
 )
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
+PAST_LIMIT_S = 60  # how long after its time limit a test that goes on ends the process
 HEAVY = ("spark", "broker", "slow", "long", "kills")
 SHARED = ("own_kafka", "kafka3", "own_pulsar", "spark")  # fixtures and parameters of what each process would start
 
@@ -34,9 +36,13 @@ settings.register_profile("tidewal", deadline=None, print_blob=True, derandomize
 settings.load_profile("tidewal")
 
 
-def pytest_configure() -> None:
+TERMINAL = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of the run, for all of its processes: CI's is always the same, so that a change fails by itself
-    and not by another draw."""
+    and not by another draw. Keep where errors are shown, before a test's own are caught."""
+    config.stash[TERMINAL] = os.dup(2)
     os.environ.setdefault(SEED, str(SEED_OF_CI if CI else random.SystemRandom().randrange(2**32)))
 
 
@@ -71,6 +77,19 @@ def _parameters(item: pytest.Item) -> list[str]:
     """What the parameters are called, those that are no text included."""
     callspec = getattr(item, "callspec", None)
     return callspec.id.split("-") if callspec else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process, with what each of its threads does, where a test goes on after its time limit. The limit raises
+    an error in the main thread; asyncio gives it to the task that runs just then, and where that is not the test, the
+    test would hold up the whole run."""
+    limits = [float(mark.args[0]) for mark in item.iter_markers("timeout")] or [float(item.config.getini("timeout"))]
+    faulthandler.dump_traceback_later(limits[0] + PAST_LIMIT_S, exit=True, file=item.config.stash[TERMINAL])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
