@@ -4,15 +4,12 @@ other."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias, cast
-from weakref import WeakValueDictionary
 
 import msgpack
 import numpy as np
@@ -28,32 +25,32 @@ from ..runtime.errors import (
     DeadlineExceeded,
     InvalidRequest,
     InvalidRows,
-    TidewalError,
     TopicEpochEnded,
     TopicNotFound,
-    of_unknown_outcome,
 )
 from ..runtime.groups.group_filter import check_group_filter
 from ..runtime.log.names import Names
 from ..runtime.log.record import TagValue
-from ..runtime.log.wal import From, Payload, Wal
+from ..runtime.log.wal import From, Wal
 from ..runtime.rows.row_codec import encode_rows
 from ..runtime.rows.schema import CollectionSchema
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
+from .deadlines import in_s, left_s
+from .described import Described, WritePlace
 from .keys import Keys, listed_keys
+from .numbered_writes import NumberedWrites
 from .querynode.filter_params import FilterParams, parameters_named, with_values
 from .querynode.query import COUNT_COLUMN, QueryRequest, SearchRequest
 from .querynode.search import Metric
 from .querynode.view import OrderBy, check_limit
 from .rows import Rows, to_batch
-from .topics.delayed_sends import cancel_delayed, due_params, send_delayed
-from .topics.group_start import start_of_group
+from .topics.delayed_sends import due_params
 from .topics.member import TopicMember
-from .topics.messages import Message, MessageBodies, Partitioner, PlacedMessage, SendResult, pack_messages
+from .topics.messages import Message, MessageBodies, Partitioner, SendResult
 from .topics.requests import TopicReply, ask, partition_of_request
-from .topics.send_turns import SendTurns
-from .topics.sender import Sending, TopicSender, messages_of
+from .topics.sender import messages_of
+from .topics.topic_calls import TopicCalls
 from .transactions.buffer import TransactionBuffer
 from .transactions.transaction import Transaction, TransactionCalls
 
@@ -61,7 +58,7 @@ Consistency: TypeAlias = Literal["strong", "session", "bounded", "eventually"]
 """How fresh the answer to a question must be, see `Client`."""
 
 DEADLINE_S = 30.0
-AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
+AGAIN_S = 0.1  # between two questions whether a collection is loaded
 FLUSH_DEADLINE_S = 300.0
 LOAD_DEADLINE_S = 300.0
 READY_DEADLINE_S = 300.0
@@ -142,15 +139,10 @@ class Client:
     def __init__(self, wal: Wal, *, prefix: str = Names().prefix, name: str = "") -> None:
         self._wal, self._names = wal, Names(prefix)
         self._rpc = RpcClient(wal, self._names, name=name)
-        self._pseqs = itertools.count(1)
-        self._writing: dict[int, None] = {}  # the numbers of writes under way, in order
-        self._collections: dict[str, Collection] = {}
-        self._topics: dict[str, Topic] = {}
-        self._sender = TopicSender(self._rpc.name)
-        self._sends = itertools.count(1)  # in the order of calls
-        self._send_turns = WeakValueDictionary[str, SendTurns]()  # by topic, while sends to it are under way
+        self._writes = NumberedWrites(self._rpc)
+        self._collections = Described(self._describe)
+        self._topics = TopicCalls(wal, self._names, self._rpc, self._writes)
         self._session: dict[str, int] = {}
-        self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # while writes wait for that
 
     def __repr__(self) -> str:
         return f"<Client {self._rpc.name!r}>"
@@ -203,16 +195,14 @@ class Client:
         many (by default `queryNode.replicas`, 2); with 0 it is to be loaded before it is queried."""
         params = {"schema": schema.to_wire(), "shards": shards, "replicas": replicas}
         reply = await self._rpc.call("mixcoord", "create_collection", params, deadline_s=deadline_s)
-        return self._know(Collection.from_wire(reply.values["collection"]))
+        return self._collections.know(Collection.from_wire(reply.values["collection"]))
 
     @checked
     async def drop_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a collection with its rows, its tables and its hold on the log. Raises `CollectionNotFound`."""
-        params = {
-            "id": (await self.describe_collection(collection, deadline_s=deadline_s)).id
-        }  # not a later collection of that name
-        await self._rpc.call("mixcoord", "drop_collection", params, deadline_s=deadline_s)
-        self._collections.pop(collection, None)
+        found = await self._describe(collection, deadline_s)  # not a later collection of that name
+        await self._rpc.call("mixcoord", "drop_collection", {"id": found.id}, deadline_s=deadline_s)
+        self._collections.forget(found)
         self._session.pop(collection, None)
 
     @checked
@@ -249,17 +239,16 @@ class Client:
     @checked
     async def describe_collection(self, collection: str, *, deadline_s: float = DEADLINE_S) -> Collection:
         """The collection as the catalog has it. Raises `CollectionNotFound`."""
+        return await self._describe(collection, deadline_s)
+
+    async def _describe(self, collection: str, deadline_s: float) -> Collection:
         params = {"collection": collection}
         reply = await self._rpc.call("mixcoord", "describe_collection", params, deadline_s=deadline_s)
-        return self._know(Collection.from_wire(reply.values["collection"]))
+        return self._collections.know(Collection.from_wire(reply.values["collection"]))
 
     async def list_collections(self) -> list[str]:
         """The names of all collections, sorted."""
         return list((await self._rpc.call("mixcoord", "list_collections")).values["collections"])
-
-    def _know(self, collection: Collection) -> Collection:
-        self._collections[collection.name] = collection
-        return collection
 
     # ---- topics -----------------------------------------------------------------------------------------------------
 
@@ -277,14 +266,7 @@ class Client:
         partition keeps its messages for `retention_s` seconds, and `retention_bytes` of them; None keeps all. A topic
         and a collection may have one name. Raises `InvalidRequest` for a name that is none, over the limits of topics
         and partitions, and where not all nodes know topics yet."""
-        params = {
-            "name": name,
-            "partitions": partitions,
-            "retention_s": None if retention_s is None else float(retention_s),
-            "retention_bytes": retention_bytes,
-        }
-        reply = await self._rpc.call("mixcoord", "create_topic", params, deadline_s=deadline_s)
-        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+        return await self._topics.create(name, partitions, retention_s, retention_bytes, deadline_s)
 
     @checked
     async def alter_topic(
@@ -298,29 +280,22 @@ class Client:
         Raises `TopicNotFound`, `InvalidRequest` over the limit, for a topic that has messages that are due later, and
         where another call alters the topic at the same time, and `DeadlineExceeded` where an owner is away: it goes on,
         and the call may be repeated."""
-        found = await self.describe_topic(topic, deadline_s=deadline_s)  # not a later topic of that name
-        params = {"id": found.id, "epoch": found.epoch, "partitions": partitions, "hashed": hashed}
-        reply = await self._rpc.call("mixcoord", "alter_topic", params, deadline_s=deadline_s)
-        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+        return await self._topics.alter(topic, partitions, hashed, deadline_s)
 
     @checked
     async def drop_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> None:
         """Remove a topic with its messages. Members that read it end with `TopicNotFound`. Raises `TopicNotFound`, and
         `DeadlineExceeded` where an owner is away: it is removed later."""
-        found = await self.describe_topic(topic, deadline_s=deadline_s)  # not a later topic of that name
-        await self._rpc.call("mixcoord", "drop_topic", {"id": found.id}, deadline_s=deadline_s)
-        self._topics.pop(topic, None)
-        self._sender.forget(found)
+        await self._topics.drop(topic, deadline_s)
 
     @checked
     async def describe_topic(self, topic: str, *, deadline_s: float = DEADLINE_S) -> Topic:
         """The topic as the catalog has it. Raises `TopicNotFound`."""
-        return (await self._described_topic(topic, deadline_s))[0]
+        return await self._topics.describe(topic, deadline_s)
 
     async def list_topics(self) -> list[Topic]:
         """All topics, by name."""
-        reply = await self._rpc.call("mixcoord", "list_topics")
-        return [Topic.from_wire(wire) for wire in reply.values["topics"]]
+        return await self._topics.list()
 
     @checked
     async def send(
@@ -353,38 +328,7 @@ class Client:
 
         Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
         due = due_params(deliver_at, deliver_after_s)
-        sending = Sending(self._sender, messages_of(messages, key, tags), partitioner)
-        turns, number = self._send_turns.setdefault(topic, SendTurns()), next(self._sends)
-        until = _in_s(deadline_s)
-        known = self._topics.get(topic) if turns.free else None
-        with sending.partly_written():
-            while True:
-                found = known or await self._topic_in_turn(turns, number, topic, until)
-                try:
-                    return await self._send_in_turn(turns, number, found, sending, due, until)
-                except TopicEpochEnded as error:
-                    sending.divide(found, error)
-                except TopicNotFound as error:
-                    if known is None or sending.partitions or error.fields.get("outcome_unknown"):
-                        raise
-                known = None
-
-    async def _send_in_turn(
-        self, turns: SendTurns, number: int, topic: Topic, sending: Sending, due: Params, until: float
-    ) -> SendResult:
-        with turns.under_way(number, topic):
-            to = topic
-            try:
-                if due:
-                    to = await self._with_delays(topic, until)
-                    return await send_delayed(to, sending.place(to), partial(self._send_to, to, due, until))
-                reply = await self._send_to(topic, due, until, sending.place(topic))
-                return sending.result(reply.values["ts"])
-            except (TopicNotFound, TopicEpochEnded):
-                turns.refused(topic)
-                if self._topics.get(topic.name) in (topic, to):
-                    del self._topics[topic.name]
-                raise
+        return await self._topics.send(topic, messages_of(messages, key, tags), partitioner, due, deadline_s)
 
     @checked
     async def ask(
@@ -431,62 +375,7 @@ class Client:
         named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
-        found = [(await self._described_topic(name, deadline_s))[0] for name in named]
-        start = await start_of_group(self._wal, self._names, group, found, start, deadline_s)
-        patterns = [self._names.topic_pattern(topic.id) for topic in found]
-        member = await self._wal.join(
-            group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
-        )
-        fences: dict[str, Mapping[int, bytes]] = {}
-        try:
-            for name in named:  # read behind the start of the member: what a fence there hides is known then
-                fences.update((await self._described_topic(name, deadline_s))[1])
-        except BaseException:
-            await member.aclose()
-            raise
-        describe = partial(self._described_topic, deadline_s=deadline_s)
-        return TopicMember(self._wal, member, self._names, found, fences, describe, where)
-
-    async def _described_topic(self, name: str, deadline_s: float) -> tuple[Topic, Mapping[str, Mapping[int, bytes]]]:
-        values = (await self._rpc.call("mixcoord", "describe_topic", {"name": name}, deadline_s=deadline_s)).values
-        fences = {channel: dict(each) for channel, each in values["fences"].items()}
-        return self._know_topic(Topic.from_wire(values["topic"])), fences
-
-    async def _topic_in_turn(self, turns: SendTurns, number: int, name: str, until: float) -> Topic:
-        """The topic `name`, when it is this send's turn. The caller sends without waiting before."""
-        try:
-            async with asyncio.timeout_at(until), turns.turn(number):
-                while True:
-                    found = self._topics.get(name) or (await self._described_topic(name, _left_s(until)))[0]
-                    if await turns.first(number):
-                        return found
-        except TimeoutError as error:
-            if isinstance(error, TidewalError):
-                raise
-            raise DeadlineExceeded(f"{name} was not described in time, or earlier sends to it are not done") from None
-
-    def _know_topic(self, topic: Topic) -> Topic:
-        self._topics[topic.name] = topic
-        turns = self._send_turns.get(topic.name)
-        if turns is not None:
-            turns.known(topic)
-        return topic
-
-    async def _send_to(self, topic: Topic, due: Params, until: float, placed: Sequence[PlacedMessage]) -> Reply:
-        params = {**self._to(topic), **due}
-        return await self._ask_to_write("send", params, pack_messages(placed), _left_s(until))
-
-    def _to(self, topic: Topic) -> Params:
-        """The parameters of what is written to a topic next."""
-        described = {"topic": topic.name, "id": topic.id, "epoch": topic.epoch}
-        return {**described, "producer": self._rpc.name, "pseq": next(self._pseqs)}
-
-    async def _with_delays(self, topic: Topic, until: float) -> Topic:
-        """The topic, once it takes messages that are due later."""
-        if topic.delays:
-            return topic
-        reply = await self._rpc.call("mixcoord", "delay_topic", {"id": topic.id}, deadline_s=_left_s(until))
-        return self._know_topic(Topic.from_wire(reply.values["topic"]))
+        return await self._topics.subscribe(named, group, start, where, reset_to, session_timeout_s, deadline_s)
 
     @checked
     async def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:
@@ -494,14 +383,7 @@ class Client:
         durable. False: it was due already. Repeated it says what became of the message then: True where this, or an
         earlier one, came in time. Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, and as
         `send` does."""
-        until = _in_s(deadline_s)
-
-        async def ask_to_cancel(described: Topic, message: Params) -> bool:
-            params = {**self._to(described), **message}
-            return bool((await self._ask_to_write("cancel", params, b"", _left_s(until))).values["cancelled"])
-
-        describe = partial(self.describe_topic, topic, deadline_s=deadline_s)
-        return await cancel_delayed(id, self._topics.get(topic), describe, ask_to_cancel)
+        return await self._topics.cancel(topic, id, deadline_s)
 
     # ---- writes -----------------------------------------------------------------------------------------------------
 
@@ -533,140 +415,57 @@ class Client:
         `await t.insert(collection, rows)` and `await t.send(topic, messages)`. Its commit is a write of this client
         among the others: behind those that were called before, and with one number, so that it happens once.
         `deadline_s` is for its commit, and for each call that describes a collection or topic."""
+        topics = self._topics
         calls = TransactionCalls(
-            self._known_collection,
-            self._known_topic,
-            self._sender.place,
-            self._in_turn,
-            lambda: next(self._pseqs),
-            self._commit,
+            self._collections.find, topics.find, topics.place, topics.in_turn, self._writes.next_number, self._commit
         )
         return Transaction(calls, deadline_s)
-
-    async def _known_collection(self, name: str, deadline_s: float) -> Collection:
-        return self._collections.get(name) or await self._described_in_turn(name, deadline_s)
-
-    async def _known_topic(self, name: str, deadline_s: float) -> Topic:
-        return self._topics.get(name) or (await self._described_topic(name, deadline_s))[0]
-
-    @asynccontextmanager
-    async def _in_turn(self, topics: Sequence[Topic], deadline_s: float) -> AsyncGenerator[None]:
-        """The block writes to `topics` behind all that this client has sent to them before."""
-        until = _in_s(deadline_s)
-        numbered = [
-            (topic, self._send_turns.setdefault(topic.name, SendTurns()), next(self._sends)) for topic in topics
-        ]
-        with ExitStack() as under_way:
-            for topic, turns, number in numbered:
-                if not turns.free:
-                    await self._topic_in_turn(turns, number, topic.name, until)
-                under_way.enter_context(turns.under_way(number, topic))
-            yield
 
     async def _commit(self, buffer: TransactionBuffer, number: int, first: bool, deadline_s: float) -> int:
         """Have all of `buffer` written under that number of this client; returns the timestamp. One that is sent again
         later has its place already: no write waits for it any more."""
         parts, body = buffer.request()
-        params = {"parts": [list(part) for part in parts], "producer": self._rpc.name, "pseq": number}
-        ask = self._ask_to_write if first else self._ask_until_known
+        params = {"parts": [list(part) for part in parts]}
+        send = self._writes.send_as if first else self._writes.send_again
         try:
-            ts: int = (await ask("commit", params, body, deadline_s)).values["ts"]
+            ts: int = (await send(number, "commit", params, body, deadline_s)).values["ts"]
         except (CollectionNotFound, TopicNotFound, TopicEpochEnded, InvalidRows):
             for collection in buffer.collections:
-                self._collections.pop(collection.name, None)
+                self._collections.forget(collection)
             for topic in buffer.topics:
-                self._topics.pop(topic.name, None)
+                self._topics.forget(topic)
             raise
         for collection in buffer.collections:
             self._session[collection.name] = max(ts, self._session.get(collection.name, 0))
         return ts
 
     async def _write(self, name: str, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
-        known = self._collections.get(name)
-        if known is not None and name not in self._describing:
-            try:
-                return await self._write_to(known, rows, op, deadline_s)
-            except (CollectionNotFound, InvalidRows) as error:
-                self._collections.pop(name, None)
-                found = await self.describe_collection(name, deadline_s=deadline_s)
-                if found == known or (found.id == known.id and error.fields.get("outcome_unknown")):
-                    raise
-        else:
-            found = await self._described_in_turn(name, deadline_s)
-        return await self._write_to(found, rows, op, deadline_s)
-
-    async def _described_in_turn(self, name: str, deadline_s: float) -> Collection:
-        """The collection `name`. Calls that do not know it yet go on in their order: one asks, the others wait."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + deadline_s
-        lock = self._describing.setdefault(name, asyncio.Lock())
+        until = in_s(deadline_s)
+        place = self._collections.place(name)
+        known = place.at_once
+        found = known or await place.in_turn(until)
         try:
-            async with asyncio.timeout_at(end):
-                await lock.acquire()
-        except TimeoutError:
-            raise DeadlineExceeded(f"{name} was not described within {deadline_s:g} s") from None
-        try:
-            return self._collections.get(name) or await self.describe_collection(name, deadline_s=end - loop.time())
-        finally:
-            lock.release()
+            return await self._write_to(place, found, rows, op, until)
+        except (CollectionNotFound, InvalidRows) as error:
+            if known is None:
+                raise
+            self._collections.forget(known)
+            found = await place.in_turn(until)
+            if found == known or (found.id == known.id and error.fields.get("outcome_unknown")):
+                raise
+        return await self._write_to(place, found, rows, op, until)
 
-    async def _write_to(self, collection: Collection, rows: _RowsFor, op: str | None, deadline_s: float) -> WriteResult:
+    async def _write_to(
+        self, place: WritePlace[Collection], collection: Collection, rows: _RowsFor, op: str | None, until: float
+    ) -> WriteResult:
         schema = collection.schema
-        batch = to_batch(rows(schema), schema, op=op)
-        params = {
-            "collection": collection.name,
-            "id": collection.id,
-            "schema_version": schema.version,
-            "producer": self._rpc.name,
-            "pseq": next(self._pseqs),
-        }
-        reply = await self._ask_to_write("write", params, encode_rows(batch), deadline_s)
+        with place.under_way(collection):
+            body = encode_rows(to_batch(rows(schema), schema, op=op))
+            params = {"collection": collection.name, "id": collection.id, "schema_version": schema.version}
+            reply = await self._writes.send("write", params, body, left_s(until))
         written = WriteResult(reply.values["ts"], reply.values["rows"])
         self._session[collection.name] = max(written.ts, self._session.get(collection.name, 0))
         return written
-
-    async def _ask_to_write(self, method: str, params: Params, body: Payload, deadline_s: float) -> Reply:
-        """Send the write under one number until its outcome is known, or `deadline_s` have passed: after an attempt of
-        unknown outcome a refusal says nothing about that attempt."""
-        pseq: int = params["pseq"]
-        self._writing[pseq] = None
-        try:
-            return await self._ask_until_known(method, params, body, deadline_s)
-        finally:
-            del self._writing[pseq]
-
-    async def _ask_until_known(self, method: str, params: Params, body: Payload, deadline_s: float) -> Reply:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + deadline_s
-        unknown: TidewalError | None = None
-
-        def timed() -> Params:
-            return {
-                **params,
-                "after": self._under_way_before(params["pseq"]),
-                "deadline_s": max(end - loop.time(), 0.0),
-            }
-
-        while True:
-            try:
-                return await self._rpc.call("proxy", method, timed, body, deadline_s=end - loop.time())
-            except TopicEpochEnded:  # that says what of it is written
-                raise
-            except TidewalError as error:
-                if unknown is None and error.fields.get("outcome_unknown"):
-                    unknown = error
-                if unknown is None:
-                    raise
-                if not error.retryable or loop.time() + AGAIN_S >= end:
-                    late = isinstance(error, DeadlineExceeded)  # of the time that earlier attempts had left
-                    raise of_unknown_outcome(unknown if late else error) from None
-            await asyncio.sleep(AGAIN_S)
-
-    def _under_way_before(self, pseq: int) -> int:
-        """The number of the write before `pseq` of which the outcome is not known yet; 0 for none. A door that has not
-        had that one does not take this one."""
-        numbers = reversed(self._writing)
-        return next((number for number in numbers if number < pseq), 0)
 
     @checked
     async def flush(self, collection: str, *, deadline_s: float = FLUSH_DEADLINE_S) -> int:
@@ -858,12 +657,3 @@ class Client:
             "session_ts": self._session.get(collection, 0),
         }
         return await self._rpc.call("querynode", method, full, body, deadline_s=deadline_s)
-
-
-def _in_s(seconds: float) -> float:
-    """The loop's time in so many seconds."""
-    return asyncio.get_running_loop().time() + seconds
-
-
-def _left_s(until: float) -> float:
-    return max(0.0, until - asyncio.get_running_loop().time())

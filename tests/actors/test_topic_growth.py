@@ -261,7 +261,7 @@ async def test_a_client_keeps_nothing_of_names_to_which_it_has_sent(three: Nodes
             with pytest.raises(TopicNotFound):
                 await client.send(f"missing-{n}", "a")
         gc.collect()
-        assert len(client._send_turns) <= 1, "the last error may refer to its call"
+        assert len(client._topics._described._turns) <= 1, "the last error may refer to its call"
 
 
 async def test_a_call_that_comes_again_alters_once_and_not_back(three: Nodes) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import tidewal
 from tidewal.actors import client as client_module
 from tidewal.actors.proxy import sharded_rows
 from tidewal.actors.rows import to_batch
@@ -22,6 +25,7 @@ from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import RecordType, decode
 from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.rpc.protocol import Reply
 
 ROWS = [{"id": 1, "name": "a", "height": 1.0}, {"id": 2, "name": "b", "height": None}]
 
@@ -51,6 +55,32 @@ async def test_inserting_a_key_that_exists_replaces_its_row(home) -> None:
         await client.insert("people", ROWS)
         await client.insert("people", [{"id": 1, "name": "again"}])
         assert await rows_of(client) == [{"id": 1, "name": "again", "height": None}, ROWS[1]]
+
+
+async def test_writes_keep_their_order_over_a_collection_that_is_made_again(home, monkeypatch) -> None:
+    """Those that the old one refused go before what was called after them, whichever learns first of the new one."""
+    async with home.node() as node, node.client() as one, node.client() as two:
+        schema = CollectionSchema("prices", [Field("id", "int64"), Field("price", "int64")], "id")
+        await one.create_collection(schema, shards=1)
+        await two.upsert("prices", [{"id": 1, "price": -1}])
+        await one.drop_collection("prices")
+        await one.create_collection(schema, shards=1)
+        call, describes = two._rpc.call, itertools.count()
+
+        async def slow_at_first(role: str, method: str, *given: Any, **named: Any) -> Reply:
+            reply = await call(role, method, *given, **named)
+            if method == "describe_collection" and not next(describes):
+                await asyncio.sleep(0.05)
+            return reply
+
+        monkeypatch.setattr(two._rpc, "call", slow_at_first)
+        writes: list[asyncio.Task[tidewal.WriteResult]] = []
+        for number in range(60):
+            writes.append(asyncio.create_task(two.upsert("prices", [{"id": 1, "price": number}])))
+            await asyncio.sleep(0 if number % 5 else 0.001)
+        written = [each.ts for each in await asyncio.gather(*writes)]
+        assert written == sorted(written)
+        assert await rows_of(one, "prices") == [{"id": 1, "price": 59}]
 
 
 async def test_a_mixed_batch_applies_in_its_order_under_one_timestamp(home) -> None:

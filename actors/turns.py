@@ -1,43 +1,32 @@
-"""The order of a client's sends to one name of a topic, over the end of the topic, or of its epoch, that has it."""
+"""The order of a client's writes to one name, over the end of the collection, the topic or its epoch that has it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import NamedTuple
+from typing import TypeAlias
 
-from ...runtime.catalog.topics import Topic
-
-
-class TopicVersion(NamedTuple):
-    """What a send is to: the topic of this id, in this epoch."""
-
-    id: int
-    epoch: int
-
-    @classmethod
-    def of(cls, topic: Topic) -> TopicVersion:
-        """The version that takes messages."""
-        return cls(topic.id, topic.epoch)
+Version: TypeAlias = tuple[int, int]
+"""What a write is to: the id of what has the name, and its epoch or the version of its schema."""
 
 
-class SendTurns:
-    """A send that is refused, for its topic or its epoch is over, goes on to what has the name by then: before what was
-    called after it, and behind what was called before it. `number`s say in which order sends were called."""
+class Turns:
+    """A write that is refused, for what it is to is over, goes on to what has the name by then: before what was called
+    after it, and behind what was called before it. `number`s say in which order writes were called."""
 
     def __init__(self) -> None:
-        self._under_way: dict[int, TopicVersion] = {}  # in the order of calls
-        self._over: set[TopicVersion] = set()  # a send to one of these may be refused, and come again
+        self._under_way: dict[int, Version] = {}  # in the order of calls
+        self._over: set[Version] = set()  # a write to one of these may be refused, and come again
         self._waiting: dict[int, asyncio.Event] = {}
 
     @property
     def free(self) -> bool:
-        """Whether a new send may go at once: none before it waits, or will have to."""
+        """Whether a new write may go at once: none before it waits, or will have to."""
         return not self._waiting and self._oldest_over() is None
 
     def _oldest_over(self) -> int | None:
-        """The first send that is under way to a version that is over."""
+        """The first write that is under way to a version that is over."""
         if not self._over:
             return None
         found = min((number for number, version in self._under_way.items() if version in self._over), default=None)
@@ -46,22 +35,22 @@ class SendTurns:
         return found
 
     @contextmanager
-    def under_way(self, number: int, topic: Topic) -> Generator[None]:
-        """The block sends to the topic, as it is."""
-        self._under_way[number] = TopicVersion.of(topic)
+    def under_way(self, number: int, version: Version) -> Generator[None]:
+        """The block writes to `version`."""
+        self._under_way[number] = version
         try:
             yield
         finally:
             del self._under_way[number]
             self._wake()
 
-    def refused(self, topic: Topic) -> None:
-        """The topic, or its epoch, is over. Call it while the send that was refused is under way."""
-        self._over.add(TopicVersion.of(topic))
+    def refused(self, version: Version) -> None:
+        """`version` is over. Call it while the write that was refused is under way."""
+        self._over.add(version)
 
-    def known(self, topic: Topic) -> None:
-        """The name has this version of a topic: what is under way to others may be refused."""
-        self._over.update(set(self._under_way.values()) - {TopicVersion.of(topic)})
+    def known(self, version: Version) -> None:
+        """The name has `version`: what is under way to others may be refused."""
+        self._over.update(set(self._under_way.values()) - {version})
 
     @asynccontextmanager
     async def turn(self, number: int) -> AsyncGenerator[None]:

@@ -1,0 +1,195 @@
+"""What a client does with topics, for one client: what it knows of them, and the order of what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+
+from ...runtime.catalog.topics import Topic
+from ...runtime.errors import TopicEpochEnded, TopicNotFound
+from ...runtime.log.names import Names
+from ...runtime.log.wal import From, Wal
+from ...runtime.rpc.client import RpcClient
+from ...runtime.rpc.protocol import Params, Reply
+from ..deadlines import in_s, left_s
+from ..described import Described, WritePlace
+from ..numbered_writes import NumberedWrites
+from .delayed_sends import cancel_delayed, send_delayed
+from .group_start import start_of_group
+from .member import TopicMember
+from .messages import Message, Partitioner, PlacedMessage, SendResult, pack_messages
+from .sender import Sending, TopicSender
+
+
+class TopicCalls:
+    """The calls of `Client` that are about topics; what they promise and raise is said there."""
+
+    def __init__(self, wal: Wal, names: Names, rpc: RpcClient, writes: NumberedWrites) -> None:
+        self._wal, self._names, self._rpc, self._writes = wal, names, rpc, writes
+        self._described = Described(self.describe)
+        self._sender = TopicSender(rpc.name)
+
+    # ---- their records ----------------------------------------------------------------------------------------------
+
+    async def create(
+        self, name: str, partitions: int, retention_s: float | None, retention_bytes: int | None, deadline_s: float
+    ) -> Topic:
+        """`Client.create_topic`."""
+        params = {
+            "name": name,
+            "partitions": partitions,
+            "retention_s": None if retention_s is None else float(retention_s),
+            "retention_bytes": retention_bytes,
+        }
+        return await self._changed("create_topic", params, deadline_s)
+
+    async def alter(self, name: str, partitions: int, hashed: bool, deadline_s: float) -> Topic:
+        """`Client.alter_topic`."""
+        found = await self.describe(name, deadline_s)  # not a later topic of that name
+        params = {"id": found.id, "epoch": found.epoch, "partitions": partitions, "hashed": hashed}
+        return await self._changed("alter_topic", params, deadline_s)
+
+    async def _changed(self, method: str, params: Params, deadline_s: float) -> Topic:
+        reply = await self._rpc.call("mixcoord", method, params, deadline_s=deadline_s)
+        return self._described.know(Topic.from_wire(reply.values["topic"]))
+
+    async def drop(self, name: str, deadline_s: float) -> None:
+        """`Client.drop_topic`."""
+        found = await self.describe(name, deadline_s)  # not a later topic of that name
+        await self._rpc.call("mixcoord", "drop_topic", {"id": found.id}, deadline_s=deadline_s)
+        self._described.forget(found)
+        self._sender.forget(found)
+
+    async def describe(self, name: str, deadline_s: float) -> Topic:
+        """`Client.describe_topic`."""
+        return (await self._with_fences(name, deadline_s))[0]
+
+    async def _with_fences(self, name: str, deadline_s: float) -> tuple[Topic, Mapping[str, Mapping[int, bytes]]]:
+        values = (await self._rpc.call("mixcoord", "describe_topic", {"name": name}, deadline_s=deadline_s)).values
+        fences = {channel: dict(each) for channel, each in values["fences"].items()}
+        return self._described.know(Topic.from_wire(values["topic"])), fences
+
+    async def list(self) -> list[Topic]:
+        """`Client.list_topics`."""
+        reply = await self._rpc.call("mixcoord", "list_topics")
+        return [Topic.from_wire(wire) for wire in reply.values["topics"]]
+
+    # ---- sends ------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        name: str,
+        messages: Sequence[Message],
+        partitioner: Partitioner | None,
+        due: Params,
+        deadline_s: float,
+    ) -> SendResult:
+        """`Client.send`; `due` are the parameters that say when the messages are."""
+        until = in_s(deadline_s)
+        sending = Sending(self._sender, messages, partitioner)
+        place = self._described.place(name)
+        known = place.at_once
+        with sending.partly_written():
+            while True:
+                found = known or await place.in_turn(until)
+                try:
+                    return await self._send_in_turn(place, found, sending, due, until)
+                except TopicEpochEnded as error:
+                    sending.divide(found, error)
+                except TopicNotFound as error:
+                    if known is None or sending.partitions or error.fields.get("outcome_unknown"):
+                        raise
+                known = None
+
+    async def _send_in_turn(
+        self, place: WritePlace[Topic], topic: Topic, sending: Sending, due: Params, until: float
+    ) -> SendResult:
+        with place.under_way(topic):
+            try:
+                if due:
+                    to = await self._with_delays(topic, until)
+                    return await send_delayed(to, sending.place(to), partial(self._send_to, to, due, until))
+                reply = await self._send_to(topic, due, until, sending.place(topic))
+                return sending.result(reply.values["ts"])
+            except (TopicNotFound, TopicEpochEnded):
+                place.refused(topic)
+                raise
+
+    async def _send_to(self, topic: Topic, due: Params, until: float, placed: Sequence[PlacedMessage]) -> Reply:
+        return await self._writes.send("send", {**_to(topic), **due}, pack_messages(placed), left_s(until))
+
+    async def _with_delays(self, topic: Topic, until: float) -> Topic:
+        """The topic, once it takes messages that are due later."""
+        return topic if topic.delays else await self._changed("delay_topic", {"id": topic.id}, left_s(until))
+
+    async def cancel(self, name: str, id: str, deadline_s: float) -> bool:
+        """`Client.cancel`."""
+        until = in_s(deadline_s)
+
+        async def ask_to_cancel(topic: Topic, message: Params) -> bool:
+            reply = await self._writes.send("cancel", {**_to(topic), **message}, b"", left_s(until))
+            return bool(reply.values["cancelled"])
+
+        describe = partial(self.describe, name, deadline_s)
+        return await cancel_delayed(id, self._described.get(name), describe, ask_to_cancel)
+
+    # ---- transactions -----------------------------------------------------------------------------------------------
+
+    async def find(self, name: str, within_s: float) -> Topic:
+        """The topic of that name. Raises as `describe` does."""
+        return await self._described.find(name, within_s)
+
+    def forget(self, topic: Topic) -> None:
+        """It has refused a transaction: it is gone, or altered."""
+        self._described.forget(topic)
+
+    def place(self, topic: Topic, messages: Sequence[Message], partitioner: Partitioner | None) -> list[PlacedMessage]:
+        """The messages with their partitions. Raises as `TopicSender.place` does."""
+        return self._sender.place(topic, messages, partitioner)
+
+    @asynccontextmanager
+    async def in_turn(self, topics: Sequence[Topic], deadline_s: float) -> AsyncGenerator[None]:
+        """The block writes to `topics` behind all that this client has sent to them before."""
+        until = in_s(deadline_s)
+        places = [(topic, self._described.place(topic.name)) for topic in topics]
+        with ExitStack() as under_way:
+            for topic, place in places:
+                if place.at_once is None:
+                    await place.in_turn(until)
+                under_way.enter_context(place.under_way(topic))
+            yield
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        named: Sequence[str],
+        group: str,
+        start: From,
+        where: str | None,
+        reset_to: From | None,
+        session_timeout_s: float,
+        deadline_s: float,
+    ) -> TopicMember:
+        """`Client.subscribe` to the topics of these names."""
+        found = [await self.describe(name, deadline_s) for name in named]
+        start = await start_of_group(self._wal, self._names, group, found, start, deadline_s)
+        patterns = [self._names.topic_pattern(topic.id) for topic in found]
+        member = await self._wal.join(
+            group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
+        )
+        fences: dict[str, Mapping[int, bytes]] = {}
+        try:
+            for name in named:  # read behind the start of the member: what a fence there hides is known then
+                fences.update((await self._with_fences(name, deadline_s))[1])
+        except BaseException:
+            await member.aclose()
+            raise
+        describe = partial(self._with_fences, deadline_s=deadline_s)
+        return TopicMember(self._wal, member, self._names, found, fences, describe, where)
+
+
+def _to(topic: Topic) -> Params:
+    """The parameters of what is written to a topic."""
+    return {"topic": topic.name, "id": topic.id, "epoch": topic.epoch}
