@@ -42,6 +42,8 @@ class TimedScript:
             kind, times, *_ = [*payload.split(b":"), b"0"]
             if self.calls[payload] <= int(times):
                 await self._misbehave(kind)
+                if kind == b"stubborn":  # it was cancelled, and is not a second time
+                    break
         return outputs_of(delivered)
 
     async def _misbehave(self, kind: bytes) -> None:
