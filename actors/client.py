@@ -28,6 +28,7 @@ from ..runtime.errors import (
     TopicEpochEnded,
     TopicNotFound,
 )
+from ..runtime.groups.coordinator_client import GroupAcks
 from ..runtime.groups.group_filter import check_group_filter
 from ..runtime.log.names import Names
 from ..runtime.log.record import TagValue
@@ -412,20 +413,25 @@ class Client:
     @checked
     def transaction(self, *, deadline_s: float = DEADLINE_S) -> Transaction:
         """Begin a transaction over collections and topics: `async with client.transaction() as t`, in it
-        `await t.insert(collection, rows)` and `await t.send(topic, messages)`. Its commit is a write of this client
-        among the others: behind those that were called before, and with one number, so that it happens once.
-        `deadline_s` is for its commit, and for each call that describes a collection or topic."""
+        `await t.insert(collection, rows)`, `await t.send(topic, messages)`, and `await t.acknowledge(member, pack)` of
+        what it was made from. Its commit is a write of this client among the others: behind those that were called
+        before, and with one number, so that it happens once. `deadline_s` is for its commit, and for each call that
+        describes a collection or topic."""
         topics = self._topics
         calls = TransactionCalls(
             self._collections.find, topics.find, topics.place, topics.in_turn, self._writes.next_number, self._commit
         )
         return Transaction(calls, deadline_s)
 
-    async def _commit(self, buffer: TransactionBuffer, number: int, first: bool, deadline_s: float) -> int:
-        """Have all of `buffer` written under that number of this client; returns the timestamp. One that is sent again
-        later has its place already: no write waits for it any more."""
+    async def _commit(
+        self, buffer: TransactionBuffer, acks: GroupAcks | None, number: int, first: bool, deadline_s: float
+    ) -> int:
+        """Have all of `buffer` and `acks` written under that number of this client; returns the timestamp. One that is
+        sent again later has its place already: no write waits for it any more."""
         parts, body = buffer.request()
-        params = {"parts": [list(part) for part in parts]}
+        params: Params = {"parts": [list(part) for part in parts]}
+        if acks is not None:
+            params = {**params, "acks": acks.to_wire()}
         send = self._writes.send_as if first else self._writes.send_again
         try:
             ts: int = (await send(number, "commit", params, body, deadline_s)).values["ts"]

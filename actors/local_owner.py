@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..runtime.errors import Unavailable
+from ..runtime.groups.coordinator_client import GroupAcks
 from ..runtime.log.record import Record, RecordType
 from ..runtime.ownership import Appended, SyncPoint
 
@@ -20,7 +21,8 @@ class WritePart:
     `channels` counts the pchannels of the whole write, of which this may be the part of one owner.
 
     A transaction has `participants`: what it writes to each collection and topic. Its `records` are those of all, which
-    one owner appends at once or not at all; name, id, version and kind are then theirs."""
+    one owner appends at once or not at all; name, id, version and kind are then theirs. Its `acks`, of a member of a
+    group, are stored in the same commit."""
 
     collection: str
     collection_id: int
@@ -33,6 +35,7 @@ class WritePart:
     channels: int = 0
     kind: RecordType = RecordType.ROWS
     participants: Sequence[WritePart] = ()
+    acks: GroupAcks | None = None
 
 
 class PChannelOwner(Protocol):

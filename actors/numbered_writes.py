@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from ..runtime.errors import DeadlineExceeded, TidewalError, TopicEpochEnded, of_unknown_outcome
+from ..runtime.errors import DeadlineExceeded, TidewalError, of_unknown_outcome
 from ..runtime.log.wal import Payload
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
 from .deadlines import in_s, left_s
+from .write_requests import is_never_written
 
 AGAIN_S = 0.1  # between two attempts of a write of unknown outcome
 
@@ -51,9 +52,9 @@ class NumberedWrites:
         while True:
             try:
                 return await self._rpc.call("proxy", method, timed, body, deadline_s=left_s(until))
-            except TopicEpochEnded:  # that says what of it is written
-                raise
             except TidewalError as error:
+                if is_never_written(error):
+                    raise
                 if unknown is None and error.fields.get("outcome_unknown"):
                     unknown = error
                 if unknown is None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ..runtime.errors import TidewalError
+from ..runtime.errors import Fenced, TidewalError, TopicEpochEnded
 from ..runtime.log.record import Record, RecordType, Tags
 from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended
@@ -24,6 +24,12 @@ class SendAgain(TidewalError):
     (`outcome_unknown`). The door sends it again, so no client sees this."""
 
     retryable = True
+
+
+def is_never_written(error: TidewalError) -> bool:
+    """Whether an owner says of a write that no attempt of it will write what the error does not name: its messages are
+    for an epoch that is over, or its acknowledgements of a member that may not move the group's position any more."""
+    return isinstance(error, TopicEpochEnded) or (isinstance(error, Fenced) and "group" in error.fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,8 @@ class Proxy(Role):
                 else:
                     described = {"collection": wire.name, "id": wire.id, "schema_version": wire.version}
                     participants.append(self._sharded(await self._find_described(described), body))
-        appended = await self._in_line(TransactionBatch(participants, self.node.wal.capabilities), request)
+        batch = TransactionBatch(participants, self.node.wal.capabilities, params.get("acks"))
+        appended = await self._in_line(batch, request)
         if not appended.repeated:
             self._metrics.committed(participants)
         return appended

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field, PlainValidator
 from typing_extensions import TypedDict
 
+from ...runtime.groups.coordinator_client import GroupAcks
 from ...runtime.replicated.records import typed
 from ..requests import Number
 from ..transactions.buffer import MESSAGES, ROWS, ParticipantWire
@@ -72,10 +73,11 @@ class CancelParams(TypedDict):
 
 
 class CommitParams(TypedDict):
-    """A transaction: for each collection and topic what is in the body (`ParticipantWire`), one after another. The rest
-    as for `WriteParams`."""
+    """A transaction: for each collection and topic what is in the body (`ParticipantWire`), one after another, and what
+    of a group is acknowledged in the same commit. The rest as for `WriteParams`."""
 
     parts: Annotated[list[Any], PlainValidator(_participants)]
+    acks: NotRequired[Annotated[GroupAcks, PlainValidator(GroupAcks.from_wire)]]
     producer: str
     pseq: Number
     after: NotRequired[Number]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from ...runtime.errors import InvalidRequest, Unsupported
+from ...runtime.groups.coordinator_client import GroupAcks
 from ...runtime.log.record import Record
 from ...runtime.log.wal import Capabilities, Payload
 from ...runtime.rpc.protocol import Params
@@ -20,9 +22,21 @@ class TransactionBatch:
     """The checked participants of one transaction. They become one append, under one timestamp: in several channels it
     is whole only where the log takes it as one commit, and one node owns all channels."""
 
-    def __init__(self, participants: Sequence[ShardedRows | PartitionedMessages], log: Capabilities) -> None:
-        """Raises `Unsupported` where a `log` that can do so much cannot write all of it at once."""
-        self.participants = participants
+    def __init__(
+        self,
+        participants: Sequence[ShardedRows | PartitionedMessages],
+        log: Capabilities,
+        acks: GroupAcks | None = None,
+    ) -> None:
+        """`acks` are stored in the same commit. Raises `Unsupported` where a `log` that can do so much cannot write all
+        of it at once."""
+        self.participants, self._acks = participants, acks
+        if acks is not None and not log.atomic_acks:
+            raise Unsupported(
+                "this log does not store the position of a group in the commit of a transaction, rocksmq:// and "
+                "memory:// do (docs/backends.md): nothing was written",
+                capability="atomic_acks",
+            )
         self.channels: set[str] = set[str]().union(*(each.channels for each in participants))
         if len(self.channels) > 1 and not (log.atomic_batches and log.one_node):
             raise Unsupported(
@@ -40,7 +54,8 @@ class TransactionBatch:
     def part(self, params: Params, message_bytes: Mapping[str, int]) -> WritePart:
         """What an owner is asked to append for a request with `params`. Raises `MessageTooLarge`."""
         parts = [each.part(params, message_bytes) for each in self.participants]
-        return transaction_of(parts, params["producer"], params["pseq"], len(self.channels))
+        part = transaction_of(parts, params["producer"], params["pseq"], len(self.channels))
+        return replace(part, acks=self._acks)
 
 
 def parts_of(wire: Sequence[ParticipantWire], body: Payload) -> Iterator[tuple[ParticipantWire, memoryview]]:

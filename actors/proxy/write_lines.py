@@ -13,12 +13,11 @@ from ...runtime.errors import (
     DeadlineExceeded,
     Overloaded,
     TidewalError,
-    TopicEpochEnded,
     Unavailable,
     of_unknown_outcome,
 )
 from ...runtime.ownership import Appended
-from ..write_requests import SendAgain
+from ..write_requests import SendAgain, is_never_written
 
 ROOM_S = 0.05  # until an owner that had no room is asked again
 OVERHEAD_BYTES = 4096  # counted for each write that waits beside its rows, so that their number is bounded, too
@@ -215,10 +214,8 @@ class WriteLines:
                     if not (_is_given_back(error) or _keeps_its_place(write, error)):
                         raise
                     self._take_back(write, error)
-        except TopicEpochEnded:  # that says what of it is written
-            raise
         except TidewalError as error:
-            if write.may_be_written:
+            if write.may_be_written and not is_never_written(error):
                 raise of_unknown_outcome(error) from None
             raise
         finally:

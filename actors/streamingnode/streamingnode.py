@@ -214,6 +214,7 @@ class StreamingNode(Role):
             digest=part.digest,
             channels=part.channels,
             in_order=True,
+            acks=part.acks,
         )
         for each in participants:
             if each.kind is RecordType.ROWS:

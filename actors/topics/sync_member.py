@@ -33,6 +33,11 @@ class SyncTopicMember(Iterator[TopicPack]):
         self._receiving = asyncio.Lock()  # threads take turns: each pack is one's
         self._next: asyncio.Future[TopicPack | None] | None = None  # on the client's loop, where `receive` has given up
 
+    @property
+    def member(self) -> TopicMember:
+        """The member itself, for calls on the client's loop."""
+        return self._member
+
     def __enter__(self) -> SyncTopicMember:
         return self
 

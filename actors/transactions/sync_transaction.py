@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
+from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.record import TagValue
 from ..keys import Keys
 from ..rows import Rows
 from ..topics.messages import MessageBodies, Partitioner
-from ..topics.sync_member import WaitFor
+from ..topics.sync_member import SyncTopicMember, WaitFor
 from .transaction import Transaction, TransactionResult
 
 
@@ -64,6 +65,10 @@ class SyncTransaction:
     ) -> None:
         """`Transaction.send`."""
         self._wait(self._transaction.send(topic, messages, key=key, tags=tags, partitioner=partitioner))
+
+    def acknowledge(self, member: SyncTopicMember, delivered: RecordPack) -> None:
+        """`Transaction.acknowledge`, of a member of the same client."""
+        self._wait(self._transaction.acknowledge(member.member, delivered))
 
     def commit(self) -> TransactionResult:
         """`Transaction.commit`."""

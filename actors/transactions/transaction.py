@@ -21,13 +21,18 @@ from ...runtime.errors import (
     TopicNotFound,
     of_unknown_outcome,
 )
+from ...runtime.groups.coordinator_client import GroupAcks
+from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.record import TagValue
 from ...runtime.rows.schema import CollectionSchema
 from ..keys import Keys, listed_keys
 from ..rows import Rows, to_batch
+from ..topics.member import TopicMember
 from ..topics.messages import Message, MessageBodies, Partitioner, PlacedMessage
 from ..topics.sender import messages_of
+from ..write_requests import is_never_written
 from .buffer import TransactionBuffer
+from .inputs import TransactionInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +49,16 @@ class TransactionResult:
 class TransactionCalls:
     """What a transaction asks of its client: collections and topics by name, within so many seconds; messages with
     their partitions; the turn among its sends to these topics; the number of the client's next write; and to have a
-    buffer written under that number, within so many seconds, which is sent for the first time or not. That returns the
-    timestamp, and raises what a write does, and `TopicEpochEnded` where it will never be written."""
+    buffer written under that number with acknowledgements of a group, within so many seconds, which is sent for the
+    first time or not. That returns the timestamp, and raises what a write does, and an error of which
+    `is_never_written` says that it will never be written."""
 
     collection: Callable[[str, float], Awaitable[Collection]]
     topic: Callable[[str, float], Awaitable[Topic]]
     place: Callable[[Topic, Sequence[Message], Partitioner | None], list[PlacedMessage]]
     in_turn: Callable[[Sequence[Topic], float], AbstractAsyncContextManager[None]]
     next_number: Callable[[], int]
-    commit: Callable[[TransactionBuffer, int, bool, float], Awaitable[int]]
+    commit: Callable[[TransactionBuffer, GroupAcks | None, int, bool, float], Awaitable[int]]
 
 
 class Transaction:
@@ -68,6 +74,8 @@ class Transaction:
     def __init__(self, calls: TransactionCalls, deadline_s: float) -> None:
         self._calls, self._deadline_s = calls, deadline_s
         self._buffer = TransactionBuffer()
+        self._inputs = TransactionInputs()
+        self._acks: GroupAcks | None = None  # of the inputs, as they are committed
         self._adding = 0  # calls that are not done
         self._order = asyncio.Lock()  # of its calls: one describes a collection or topic while others wait
         self._committing = asyncio.Lock()
@@ -140,6 +148,14 @@ class Transaction:
         does."""
         return self._add(self._add_messages(topic, messages_of(messages, key, tags), partitioner))
 
+    @checked
+    def acknowledge(self, member: TopicMember, delivered: RecordPack) -> Coroutine[Any, Any, None]:
+        """Acknowledge a pack with the commit, as `RecordMember.acknowledge` does by itself: the group's position moves
+        where the transaction is written, and only there. `member` is that of `Client.subscribe`, of the same log; a
+        transaction takes up to 64 packs, of one member. Raises `InvalidRequest`, and `Unsupported` (`capability`
+        "atomic_acks") on a log that cannot do that."""
+        return self._add(self._add_input(member, delivered))
+
     def _add(self, adding: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
         """`adding`, counted from this call on: what is never awaited is not left out unnoticed."""
         self._adding += 1
@@ -166,6 +182,10 @@ class Transaction:
         self._check_open()
         self._buffer.add_messages(topic, self._calls.place(topic, messages, partitioner))
 
+    async def _add_input(self, member: TopicMember, delivered: RecordPack) -> None:
+        self._check_open()
+        self._inputs.add(member, delivered)
+
     def _check_open(self) -> None:
         if self._state != "open" or self._committing.locked():
             state = "being committed" if self._committing.locked() else self._state
@@ -178,13 +198,15 @@ class Transaction:
         what `Client.insert` and `Client.send` raise: `CollectionNotFound`, `TopicNotFound` and `InvalidRows` where one
         was dropped or changed since the client described it (begin anew: that describes it again), `Overloaded`, after
         which it may be called again, and `Unsupported` where the log, or several nodes, cannot write all of it at once.
+        Where it acknowledges what a member got, it raises `Fenced`, with nothing written, once another member may have
+        that, and `InvalidRequest` where it was acknowledged before.
 
         After `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may be written, all of it: called
         again the commit is the same write, so it happens once, and tells."""
         async with self._committing:
             if self._result is None:
                 self._check_complete()
-                ts = await self._write() if self._buffer.size else 0
+                ts = await self._write() if self._buffer.size else await self._acknowledge_alone()
                 self._result = TransactionResult(ts, self._buffer.rows, self._buffer.messages)
             return self._result
 
@@ -194,29 +216,42 @@ class Transaction:
         if self._adding:
             raise InvalidRequest(f"{self._adding} calls of the transaction were not awaited, or are not done")
 
+    async def _acknowledge_alone(self) -> int:
+        await self._inputs.commit_alone()
+        return 0
+
     async def _write(self) -> int:
         first = self._number is None
         try:
             if self._number is not None:
-                return await self._calls.commit(self._buffer, self._number, False, self._deadline_s)
+                return await self._calls.commit(self._buffer, self._acks, self._number, False, self._deadline_s)
             async with self._calls.in_turn(self._buffer.topics, self._deadline_s):
-                self._number = self._calls.next_number()
-                return await self._calls.commit(self._buffer, self._number, True, self._deadline_s)
-        except TopicEpochEnded as error:  # the owner knows: it will never be written
-            self._number = None
-            raise TopicNotFound(error.message, topic=error.topic) from None
+                return await self._inputs.commit_with(self._write_first)
         except TidewalError as error:
+            if is_never_written(error):
+                self._number = None
+                if isinstance(error, TopicEpochEnded):
+                    raise TopicNotFound(error.message, topic=error.topic) from None
+                raise
             if not first:  # says nothing of the attempts before
                 raise of_unknown_outcome(error) from None
             if not _may_be_written(error):
                 self._number = None
             raise
 
+    async def _write_first(self, acks: GroupAcks | None) -> int:
+        self._acks, self._number = acks, self._calls.next_number()
+        try:
+            return await self._calls.commit(self._buffer, acks, self._number, True, self._deadline_s)
+        except TidewalError as error:
+            raise (of_unknown_outcome(error) if _may_be_written(error) else error) from None  # the member must know
+
     def rollback(self) -> None:
-        """Write nothing of it. Raises `InvalidRequest` where it is committed, or may be."""
+        """Write nothing of it, and acknowledge nothing: `redeliver` of the member has a pack delivered again. Raises
+        `InvalidRequest` where it is committed, or may be."""
         if self._state == "open" and not self._committing.locked():
             self._rolled_back = True
-            self._buffer = TransactionBuffer()
+            self._buffer, self._inputs = TransactionBuffer(), TransactionInputs()
         elif not self._rolled_back:
             raise InvalidRequest("the transaction was committed, or may have been: call `commit` again to learn that")
 

@@ -242,18 +242,6 @@ def _identity(value: Any) -> ChannelIdentity:
     )
 
 
-def _ack(value: Any) -> Ack:
-    channel, epoch, upto, ids, *rest = _list(value)  # records from before positions had metadata end here
-    (metadata,) = rest or (None,)
-    return Ack(
-        typed(channel, str),
-        typed(epoch, int),
-        None if upto is None else typed(upto, bytes),
-        tuple(typed(id, bytes) for id in _list(ids)),
-        None if metadata is None else typed(metadata, bytes),
-    )
-
-
 def _output(value: Any) -> Output:
     channel, timestamp, payload, number = _list(value)
     return Output(Append(typed(channel, str), typed(payload, bytes), typed(timestamp, int)), typed(number, int))
@@ -270,7 +258,7 @@ _BY_TYPE: dict[object, _Reader] = {
     ChannelIdentity: _identity,
     list[str]: _list_of(_of(str)),
     list[bytes]: _list_of(_of(bytes)),
-    list[Ack]: _list_of(_ack),
+    list[Ack]: _list_of(Ack.from_wire),
     list[Output]: outputs_from_plain,
     dict[str, str]: _dict_of(_of(str)),
     dict[str, bytes]: _dict_of(_of(bytes)),

@@ -308,6 +308,7 @@ class GroupCoordinator(AssignmentState):
                 f"{channel} was taken from {member} of group {group.name}: its entries are delivered again",
                 channel=channel,
                 term=assignment_epoch,
+                group=group.name,
             )
         return assignment
 

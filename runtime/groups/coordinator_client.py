@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ..log.wal import Append, From, GroupInfo
+from ..replicated.records import typed
+
+
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", typed(value, list))
 
 
 class Ack(NamedTuple):
@@ -18,6 +23,37 @@ class Ack(NamedTuple):
     upto: bytes | None
     ids: tuple[bytes, ...] = ()
     metadata: bytes | None = None
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> Ack:
+        """The one of these fields in a list. Raises one of `DECODE_ERRORS` for anything else."""
+        channel, epoch, upto, ids, *rest = _list(wire)  # records from before positions had metadata end here
+        (metadata,) = rest or (None,)
+        return cls(
+            typed(channel, str),
+            typed(epoch, int),
+            None if upto is None else typed(upto, bytes),
+            tuple(typed(id, bytes) for id in _list(ids)),
+            None if metadata is None else typed(metadata, bytes),
+        )
+
+
+class GroupAcks(NamedTuple):
+    """What one member of a group has done, of several channels perhaps."""
+
+    group: str
+    member: str
+    acks: Sequence[Ack]
+
+    def to_wire(self) -> list[object]:
+        """As a request has it."""
+        return [self.group, self.member, [[*ack[:3], list(ack.ids), ack.metadata] for ack in self.acks]]
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> GroupAcks:
+        """What `to_wire` has made. Raises one of `DECODE_ERRORS` for anything else."""
+        group, member, acks = wire
+        return cls(typed(group, str), typed(member, str), [Ack.from_wire(ack) for ack in _list(acks)])
 
 
 @dataclass(frozen=True, slots=True)

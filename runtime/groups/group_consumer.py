@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -17,7 +17,7 @@ from ..log.checks import check_plain
 from ..log.payloads import check_payload
 from ..log.stamps import stamped
 from ..log.wal import Append, Delivered, From, Start, Wal
-from .coordinator_client import Ack, CoordinatorClient, MemberAssignment
+from .coordinator_client import Ack, CoordinatorClient, GroupAcks, MemberAssignment
 from .member_committer import MemberCommitter, Step, has_left
 from .member_fetcher import MemberFetcher, epoch_over
 from .positions import just_before, resolve
@@ -177,6 +177,25 @@ class GroupConsumer:
             check_metadata(value)
         if not metadata.keys() <= {each.channel for each in delivered}:
             raise InvalidRequest("a commit has metadata for channels of which it acknowledges nothing")
+        return await self._committer.commit_outputs(self._steps(delivered, metadata), stamped(outputs))
+
+    async def commit_with(
+        self,
+        delivered: Sequence[Delivered],
+        metadata: Mapping[str, bytes],
+        store: Callable[[GroupAcks], Awaitable[None]],
+    ) -> None:
+        """`commit`, where `store` has the acknowledgements written by another way, with what belongs to them, together
+        or not at all. Raises what `commit` raises, and what `store` does."""
+
+        async def stored(acks: Sequence[Ack]) -> list[bytes]:
+            await store(GroupAcks(self._group, self._id, acks))
+            return []
+
+        await self._committer.commit_once(self._steps(delivered, metadata), stored)
+
+    def _steps(self, delivered: Sequence[Delivered], metadata: Mapping[str, bytes]) -> list[Step]:
+        """What a commit of these batches stores, of each channel up to the last one of them."""
         steps: dict[str, Step] = {}
         last: dict[str, bytes] = {}
         for each in delivered:
@@ -190,7 +209,7 @@ class GroupConsumer:
             if upto > last.get(each.channel, b""):
                 last[each.channel] = upto
                 steps[each.channel] = Step(fetcher, plan, fetcher.ack(plan, metadata.get(each.channel)))
-        return await self._committer.commit_outputs(list(steps.values()), stamped(outputs))
+        return list(steps.values())
 
     @checked
     def redeliver(self, delivered: Delivered) -> None:

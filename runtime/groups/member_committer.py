@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 from ..errors import Closed, Fenced, TidewalError
 from ..log.wal import Append
 from .coordinator_client import Ack, CoordinatorClient
 from .member_fetcher import MemberFetcher
 from .unacknowledged import AckPlan
+
+Store: TypeAlias = Callable[[Sequence[Ack]], Awaitable[list[bytes]]]
+"""Stores acknowledgements, with what belongs to them, and returns the ids of the outputs among that."""
 
 
 class Step(NamedTuple):
@@ -39,11 +43,16 @@ class MemberCommitter:
 
     async def commit_outputs(self, steps: Sequence[Step], outputs: Sequence[Append]) -> list[bytes]:
         """As `commit`, at most once: where the outcome is not known the channels go back."""
+        return await self.commit_once(steps, partial(self._store, outputs))
+
+    async def commit_once(self, steps: Sequence[Step], store: Store) -> list[bytes]:
+        """Have `store` write the steps' acknowledgements with something else, together or not at all, at most once:
+        where the outcome is not known the channels go back. Raises what `store` raises, and `Closed`."""
         ends = [(step.fetcher, step.plan.upto) for step in steps if step.plan is not None and step.plan.upto]
         for fetcher, upto in ends:
             fetcher.committing.append(upto)
         try:
-            return await self.commit(steps, outputs)
+            return await self._commit(steps, store)
         except BaseException as error:
             if not isinstance(error, TidewalError) or error.fields.get("outcome_unknown"):
                 for step in steps:  # a second commit might double the outputs: the position says what happened
@@ -56,10 +65,16 @@ class MemberCommitter:
     async def commit(self, steps: Sequence[Step], outputs: Sequence[Append]) -> list[bytes]:
         """Append the outputs and store the steps, together or not at all. Returns the outputs' ids. Raises `Closed`
         once the member has left, and what `CoordinatorClient.commit` raises."""
+        return await self._commit(steps, partial(self._store, outputs))
+
+    async def _store(self, outputs: Sequence[Append], acks: Sequence[Ack]) -> list[bytes]:
+        return await self._coordinator.commit(self._group, self._member, acks, outputs)
+
+    async def _commit(self, steps: Sequence[Step], store: Store) -> list[bytes]:
         for step in steps:
             step.fetcher.acks_in_flight += 1
         try:
-            ids = await self._coordinator.commit(self._group, self._member, [step.ack for step in steps], outputs)
+            ids = await store([step.ack for step in steps])
             for step in steps:
                 step.fetcher.stored(step.plan, step.ack)
         except Fenced as error:

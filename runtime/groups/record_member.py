@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -13,12 +13,13 @@ import msgpack
 
 from ..arguments import checked
 from ..clock import HybridClock
-from ..errors import BadRecord, Fenced, GroupFilterMismatch, Overloaded, TidewalError
+from ..errors import BadRecord, Fenced, GroupFilterMismatch, Overloaded, TidewalError, Unsupported
 from ..filters.subscription import filter_of
 from ..log.record import DECODE_ERRORS, TIME_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
 from ..metrics.metrics import Metrics
 from ..streams.channel_reader import ChannelReader, Grants, LeftOutRecord, OnBadRecord
+from .coordinator_client import GroupAcks
 from .group_consumer import GroupConsumer
 from .group_filter import GroupFilter, RecordState, check_group_filter, mismatch
 from .group_letters import GroupLetters
@@ -151,6 +152,23 @@ class RecordMember(AsyncIterator[RecordPack]):
         """`GroupMember.commit`, of packs or parts of them."""
         ids = await self._store(delivered, outputs, metadata or {}, commit=True)
         return ids[: len(outputs)]
+
+    def check_atomic_acks(self) -> None:
+        """Raise `Unsupported` where the log cannot store this member's acknowledgements in the commit of a write."""
+        if not (self._wal.capabilities.atomic_acks and isinstance(self._member, GroupConsumer)):
+            raise Unsupported(
+                f"{self._wal.name}:// stores no position of a group in the commit of a write, rocksmq:// and memory:// "
+                "do (docs/backends.md): acknowledge after it, with keys that let you repeat it",
+                capability="atomic_acks",
+            )
+
+    @checked
+    async def commit_with(self, delivered: Sequence[RecordPack], store: Callable[[GroupAcks], Awaitable[None]]) -> None:
+        """`commit`, where `store` has the acknowledgements written in the commit of something else: a transaction.
+        Letters of bad records among them are written before. Raises what `GroupConsumer.commit_with` and
+        `check_atomic_acks` do."""
+        self.check_atomic_acks()
+        await self._store(delivered, [], {}, store=store)
 
     @checked
     def redeliver(self, delivered: RecordPack) -> None:
@@ -306,6 +324,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         metadata: Mapping[str, bytes],
         *,
         commit: bool = False,
+        store: Callable[[GroupAcks], Awaitable[None]] | None = None,
     ) -> list[bytes]:
         self._check_filter()
         bad = any(channel is not None and channel.bad for channel in map(self._channel_of, packs))
@@ -315,14 +334,16 @@ class RecordMember(AsyncIterator[RecordPack]):
             }
             stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
             letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
+            delivered = [pack.delivered for pack in covered.values()]
             ids: list[bytes] = []
-            if commit or (letters and self._wal.capabilities.atomic_commits):
-                delivered = [pack.delivered for pack in covered.values()]
+            if store is None and (commit or (letters and self._wal.capabilities.atomic_commits)):
                 ids = await self._member.commit(delivered, [*outputs, *letters], metadata=stored)
             else:
                 if letters:
                     await self._wal.append_many(letters)
-                for name, pack in covered.items():
+                if store is not None:
+                    await cast(GroupConsumer, self._member).commit_with(delivered, stored, store)
+                for name, pack in covered.items() if store is None else ():
                     await self._member.acknowledge(pack.delivered, metadata=stored[name])
             for pack in covered.values():
                 self._done(pack)

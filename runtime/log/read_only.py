@@ -25,6 +25,7 @@ from .wal import (
 
 if TYPE_CHECKING:
     from ..filters.record_filter import RecordFilter
+    from ..groups.coordinator_client import GroupAcks
 
 
 class ReadOnlyWal:
@@ -79,6 +80,9 @@ class ReadOnlyWal:
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         raise refused("submit")
+
+    def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
+        raise refused("submit_with_acks")
 
     def refusal(self) -> TidewalError | None:
         return refused("submit")

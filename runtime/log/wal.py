@@ -22,6 +22,7 @@ from ..errors import InvalidRequest, TidewalError
 
 if TYPE_CHECKING:
     from ..filters.record_filter import RecordFilter
+    from ..groups.coordinator_client import GroupAcks
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
@@ -120,6 +121,7 @@ class Capabilities:
     groups: bool = False
     individual_acks: bool = False  # `GroupMember.acknowledge` with single ids
     atomic_commits: bool = False  # `GroupMember.commit`: positions and outputs together or not at all
+    atomic_acks: bool = False  # `submit_with_acks`: appends of owners, and positions, together or not at all
     ephemeral_bounds: bool = True  # an ephemeral channel never keeps much more than its `ephemeral_bytes`
     drops_temporary: bool = False  # a temporary channel is dropped when the process that created it is gone
     read_only: bool = False  # opened for reading only: every call that writes raises `ReadOnly`
@@ -382,6 +384,15 @@ class Wal(Protocol):
         `JournalFailed`, `DiskPressure`, `Overloaded` (`limit` "pending_bytes": too
         much waits for the backend already; retry after a pause). Where the log is in another process these may come
         through `done` instead."""
+        ...
+
+    def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
+        """`submit`, with acknowledgements of a group's member in the same commit: all of it or nothing, in its place
+        among what is submitted before and after. For owners, whose entries are numbered and stamped.
+
+        Raises as `submit` does; `Fenced` (`group`) where the member, or an assignment epoch, is over, for ever;
+        `InvalidRequest` for what is acknowledged already, and as `GroupMember.acknowledge` does; and `Unsupported`
+        without `capabilities.atomic_acks`, and in a process that does not own the log."""
         ...
 
     def refusal(self) -> TidewalError | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..arguments import check_calls
 from ..errors import Closed, Unsupported
 from ..loop_bridge import LoopNotifiers
 from .stamps import stamped
-from .wal import Append, From, GroupInfo, GroupMember, Headers, Payload, Start, Wal
+from .wal import Append, From, GroupInfo, GroupMember, Headers, OnAppended, Payload, Start, Wal
+
+if TYPE_CHECKING:
+    from ..groups.coordinator_client import GroupAcks
 
 CALLS = (
     *("create_channel", "describe", "drop_channel", "submit", "append", "append_many", "read", "latest_id", "id_at"),
@@ -77,6 +80,13 @@ class WalBase(Wal):
 
     async def drop_group(self, group: str) -> None:
         raise self._without_groups()
+
+    def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
+        raise Unsupported(
+            f"{self.name}:// takes no position of a group in the commit of an append, or another process owns the log: "
+            "a node on rocksmq:// or memory:// does",
+            capability="atomic_acks",
+        )
 
     def _without_groups(self) -> Unsupported:
         return Unsupported(f"{self.name}:// has no consumer groups: use another log", capability="groups")

@@ -8,6 +8,7 @@ from functools import partial
 
 from ..clock import HybridClock
 from ..errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TidewalError, Unavailable
+from ..groups.coordinator_client import GroupAcks
 from ..log.record import CONTROL_TYPES, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
 from .batch import AppendBatch, Appended, AppendPart, number, prepared, sourced
@@ -66,16 +67,18 @@ class Appends:
         channels: int,
         *,
         in_order: bool = False,
+        acks: GroupAcks | None = None,
     ) -> AppendBatch:
-        """Number and stamp the records of one batch, and submit them. `channels` counts the channels of the whole
-        batch, of which `records` may be the rest. Raises as `ChannelOwner.append` does, having changed nothing."""
+        """Number and stamp the records of one batch, and submit them, with the acknowledgements `acks`. `channels`
+        counts the channels of the whole batch, of which `records` may be the rest. Raises as `ChannelOwner.append`
+        does, having changed nothing."""
         size = sum(len(record.body) for _, record in records)
         owned, ts = self._admit(records, size)
         if in_order:
             self._check_order(producer, pseq, owned)
         batch = AppendBatch(size, producer, pseq, BatchOutcome(ts, rows, digest, channels))
         whole = prepared(records, ts, producer, pseq, rows, digest, channels)
-        return self._submit(batch, owned, records, whole)
+        return self._submit(batch, owned, records, whole, acks)
 
     def submit_from(self, source: str, channel: str, records: Sequence[tuple[bytes, Record]]) -> AppendBatch:
         """Submit the (offset, record) pairs of a source that are next in `channel`, where it has nothing in flight.
@@ -94,6 +97,7 @@ class Appends:
         owned: Sequence[OwnedChannel],
         records: Sequence[tuple[str, Record]],
         whole: Sequence[Record],
+        acks: GroupAcks | None = None,
     ) -> AppendBatch:
         """Number, stamp and submit the records of a batch, which are `whole` as the log must have them."""
         ts, cseqs = batch.outcome.ts, number(batch, owned, records)
@@ -104,7 +108,11 @@ class Appends:
                 kind(own.channel, stamp(record, ts, own.term, cseq), ts)
                 for own, record, cseq in zip(owned, whole, cseqs, strict=True)
             ]
-            self._wal.submit(entries, partial(self._on_appended, batch))
+            done = partial(self._on_appended, batch)
+            if acks is None:
+                self._wal.submit(entries, done)
+            else:
+                self._wal.submit_with_acks(entries, acks, done)
         except BaseException:
             self._withdraw(batch)
             raise

@@ -16,6 +16,7 @@ from functools import partial
 from ..arguments import checked
 from ..clock import HybridClock, physical_ms
 from ..errors import Closed, InvalidRequest, PreconditionFailed, TidewalError, Unavailable
+from ..groups.coordinator_client import GroupAcks
 from ..log.checks import check_framed
 from ..log.record import Record, RecordType, Tags, stamp
 from ..log.wal import ControlAppend, Wal
@@ -324,18 +325,21 @@ class ChannelOwner:
         digest: int = 0,
         channels: int = 0,
         in_order: bool = False,
+        acks: GroupAcks | None = None,
     ) -> asyncio.Future[Appended]:
         """Append (channel, record) pairs as one batch under one timestamp, atomic where the backend is. Records get
         the producer's identity, and those that share a channel become parts of one whole, where they are not yet.
         `rows` and `digest` are kept with the identity, and returned to a retry. `channels` counts those of the whole
         batch where these `records` are a part, and other owners have the rest; 0: they are all. With `in_order` the
         producer's numbers rise in each channel: a batch is not written behind a later one, but raises `OutcomeUnknown`.
+        With `acks` a group's positions are stored in the commit that writes it: see `Wal.submit_with_acks`.
 
         The future ends with the outcome: at once for a batch of a known (producer, pseq), together with the first
         attempt for one that is in flight. Each channel knows for itself: a batch that some channels have and others do
         not is written to the others, under a timestamp of their own. Raises, having changed nothing: `Overloaded`
         (`limit_name`), `Unavailable` (not the owner yet, stalled, past the lease, or only a part of these `records` is
-        in flight), `Fenced`, `OutcomeUnknown` and what `Wal.submit` raises. Call it on the loop."""
+        in flight), `Fenced`, `OutcomeUnknown` and what `Wal.submit` raises, or with `acks` `Wal.submit_with_acks`. Call
+        it on the loop."""
         future: asyncio.Future[Appended] = self._loop.create_future()
         with self._lock:
             named = channels_of(records) if len(records) > 1 else [channel for channel, _ in records]
@@ -355,7 +359,7 @@ class ChannelOwner:
                 future.set_result(Appended(self._timestamp(), rows, repeated=False, digest=digest))
             else:
                 rest = [each for each in records if each[0] not in known] if known else records
-                batch = self._appends.submit(rest, producer, pseq, rows, digest, count, in_order=in_order)
+                batch = self._appends.submit(rest, producer, pseq, rows, digest, count, in_order=in_order, acks=acks)
                 batch.waiters.append(future)
         return future
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from ..errors import ChannelNotFound, Unavailable
+from ..groups.coordinator_client import GroupAcks
 from ..groups.group_consumer import GroupConsumer
 from ..groups.group_wal import GroupWal
 from ..groups.local_coordinator_client import LocalCoordinatorClient
@@ -70,6 +71,7 @@ class MemoryWal(GroupWal):
         groups=True,
         individual_acks=True,
         atomic_commits=True,
+        atomic_acks=True,
         one_machine=True,
     )
 
@@ -110,6 +112,9 @@ class MemoryWal(GroupWal):
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         self._submit(entries, (), done)
+
+    def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
+        self.log.groups.coordinator.commit(acks.group, acks.member, acks.acks, entries, done)
 
     def _submit(self, entries: Sequence[Append], changes: Sequence[Change], done: OnAppended) -> None:
         self._check_open()

@@ -94,6 +94,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("proxy", "cancel"): {**to_topic, "pseq": 2, "channel": "x", "message": bytes(20)},
         ("proxy", "commit"): {
             "parts": [["rows", "people", collection.id, 1, 8], ["messages", "t", 99, 1, 8]],
+            "acks": ["group", "member", [["channel", 1, b"id", [b"id"], b""]]],
             "producer": "p",
             "pseq": 1,
             "deadline_s": 1.5,

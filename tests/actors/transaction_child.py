@@ -18,6 +18,7 @@ from tidewal.runtime.rows.schema import CollectionSchema, Field
 FIELDS = Field("id", "int64"), Field("value", "int64")
 COLLECTIONS = [CollectionSchema(name, FIELDS, "id") for name in ("things", "others")]
 TOPIC = "events"
+INPUT, MADE, GROUP = "inputs", "made", "makers"  # each input is made into one message, by transactions of a group
 
 
 def tell(line: str) -> None:
@@ -32,6 +33,8 @@ async def main(directory: str, first: int, seed: int) -> None:
         for schema in COLLECTIONS:
             await client.create_collection(schema)
         await client.create_topic(TOPIC, 2)
+        for topic in (INPUT, MADE):
+            await client.create_topic(topic, 1)
 
         async def write() -> None:
             while True:
@@ -43,7 +46,18 @@ async def main(directory: str, first: int, seed: int) -> None:
                     await t.send(TOPIC, [f"{ids[0]}" for _ in ids])
                 tell(f"ack {ids[0]}")
 
-        await asyncio.gather(*(write() for _ in range(4)))
+        async def feed() -> None:
+            while True:
+                await client.send(INPUT, [str(next(keys)) for _ in range(source.randrange(1, 20))])
+
+        async def make() -> None:
+            async with await client.subscribe(INPUT, GROUP) as member:
+                async for pack in member:
+                    async with client.transaction() as t:
+                        await t.send(MADE, [bytes(message.body) for message in pack.messages])
+                        await t.acknowledge(member, pack)
+
+        await asyncio.gather(*(write() for _ in range(4)), feed(), make())
 
 
 if __name__ == "__main__":

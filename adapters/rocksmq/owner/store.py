@@ -21,7 +21,7 @@ from ....runtime.clock import Clock, SystemClock
 from ....runtime.disk import Disk
 from ....runtime.errors import DirectoryInUse, DirectoryUnwritable, DiskFull, JournalFailed, TidewalError
 from ....runtime.groups.coordinator import GroupCoordinator, epochs
-from ....runtime.groups.coordinator_client import CoordinatorClient
+from ....runtime.groups.coordinator_client import CoordinatorClient, GroupAcks
 from ....runtime.groups.group_wal import GroupWal
 from ....runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from ....runtime.log.checks import check_plain
@@ -83,6 +83,7 @@ CAPABILITIES = Capabilities(
     groups=True,
     individual_acks=True,
     atomic_commits=True,
+    atomic_acks=True,
     drops_temporary=True,
     shared_segments=True,
     one_machine=True,
@@ -346,6 +347,9 @@ class RocksMQ(GroupWal):
 
     def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
         self._appender.submit(entries, done)
+
+    def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
+        self._coordinator.commit(acks.group, acks.member, acks.acks, entries, done)
 
     def submit_from(
         self, client: bytes, number: int, settled: int, entries: Sequence[Append], done: OnAppended

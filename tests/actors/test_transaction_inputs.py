@@ -1,0 +1,274 @@
+"""A group's position as a part of a transaction: what is consumed, and what is made from it, are one write."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.actors.test_topics import read
+from tests.actors.test_transactions import lose_answers
+from tidewal.actors.client import Client
+from tidewal.actors.node import Node
+from tidewal.actors.proxy import Proxy
+from tidewal.actors.topics.member import TopicMember
+from tidewal.actors.topics.messages import TopicPack
+from tidewal.actors.transactions import inputs
+from tidewal.actors.transactions.transaction import Transaction
+from tidewal.runtime.errors import AckTimeout, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, Unsupported
+from tidewal.runtime.groups.processing import Semantics, process
+from tidewal.runtime.groups.retry_policy import RetryPolicy
+
+IN, OUT, PEOPLE = "in", "out", "people"
+
+
+async def prepared(client: Client, home) -> None:
+    await client.create_collection(home.PEOPLE)
+    await client.create_topic(IN, 1)
+    await client.create_topic(OUT, 2)
+
+
+async def transform(t: Transaction, home, pack: TopicPack) -> None:
+    """What is made from a pack: a row and a message for each of its messages."""
+    for message in pack.messages:
+        await t.insert(PEOPLE, home.people(int(bytes(message.body))))
+        await t.send(OUT, bytes(message.body))
+
+
+async def stopped(node: Node, member: TopicMember) -> None:
+    """The member stands still, until its session has ended at the coordinator: it does not know that."""
+    for task in member._member._tasks:
+        task.cancel()
+    await (await node.wal._coordinator_client()).leave(member.group, member.id)
+
+
+async def outputs(client: Client) -> tuple[int, list[int]]:
+    """The rows of the collection in all their versions, and the messages that were sent on, in order."""
+    rows = (await client.stats(PEOPLE, consistency="strong")).versions["insert"]
+    async with await client.subscribe(OUT, "counter") as member:
+        got = await read(member, rows) if rows else {}
+    return rows, sorted(int(body) for each in got.values() for _, body in each)
+
+
+async def test_what_is_consumed_is_acknowledged_with_what_is_made_from_it(home) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        async with await client.subscribe(IN, "g") as member:
+            await client.send(IN, ["1", "2"])
+            pack = await anext(member)
+            async with client.transaction() as t:
+                await transform(t, home, pack)
+                await t.acknowledge(member, pack)
+            assert (t.result.rows, t.result.messages) == (len(pack), len(pack))
+            again = client.transaction()
+            await again.insert(PEOPLE, home.people(9))
+            await again.acknowledge(member, pack)
+            with pytest.raises(InvalidRequest, match="acknowledged"):
+                await again.commit()
+        await client.send(IN, "3")
+        async with await client.subscribe(IN, "g") as member:
+            left = [int(body) for got in (await read(member, 3 - len(pack))).values() for _, body in got]
+        assert left == [1, 2, 3][len(pack) :]
+        assert await outputs(client) == (len(pack), [1, 2][: len(pack)])
+
+
+async def test_what_is_rolled_back_acknowledges_nothing(home) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            async with client.transaction() as t:
+                await transform(t, home, pack)
+                await t.acknowledge(member, pack)
+                t.rollback()
+            member.redeliver(pack)
+            pack = await anext(member)
+            async with client.transaction() as t:  # of nothing but the acknowledgement
+                await t.acknowledge(member, pack)
+            assert t.result.ts == 0
+            with pytest.raises(InvalidRequest, match="acknowledged"):
+                await member.commit([pack], [])
+        assert await outputs(client) == (0, [])
+
+
+async def test_a_member_that_lost_its_lease_between_body_and_commit_writes_nothing(home) -> None:
+    """Schedule 6: the first member stops with a transaction that is filled, the second takes over, the first wakes."""
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        first = await client.subscribe(IN, "g")
+        pack = await anext(first)
+        asleep = client.transaction()
+        await transform(asleep, home, pack)
+        await asleep.acknowledge(first, pack)
+        await stopped(node, first)
+        async with await other.subscribe(IN, "g") as second:
+            taken = await anext(second)
+            async with other.transaction() as t:
+                await transform(t, home, taken)
+                await t.acknowledge(second, taken)
+            with pytest.raises(Fenced):
+                await asleep.commit()
+            with pytest.raises(Fenced):
+                await asleep.commit()  # and for ever
+            asleep.rollback()
+        await first.aclose()
+        assert await outputs(client) == (1, [1])
+
+
+async def test_the_commit_that_reaches_the_log_behind_the_hand_over_is_refused_there(home, monkeypatch) -> None:
+    """Schedule 6, later: the member was right when it sent the commit, and is not any more when the owner has it."""
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        first = await client.subscribe(IN, "g")
+        pack = await anext(first)
+        sent, released = asyncio.Event(), asyncio.Event()
+        append = Proxy._append_transaction
+
+        async def late(proxy: Proxy, request):
+            if "acks" in request.params and not released.is_set():
+                sent.set()
+                await released.wait()
+            return await append(proxy, request)
+
+        monkeypatch.setattr(Proxy, "_append_transaction", late)
+        t = client.transaction()
+        await transform(t, home, pack)
+        await t.acknowledge(first, pack)
+        committing = asyncio.create_task(t.commit())
+        await sent.wait()
+        await stopped(node, first)
+        released.set()
+        async with await other.subscribe(IN, "g") as second:
+            taken = await anext(second)
+            with pytest.raises(Fenced) as caught:
+                await committing
+            assert caught.value.fields["group"] == "g"
+            async with other.transaction() as again:
+                await transform(again, home, taken)
+                await again.acknowledge(second, taken)
+        await first.aclose()
+        assert await outputs(client) == (1, [1])
+
+
+async def test_a_commit_of_unknown_outcome_is_told_and_not_delivered_again(home, monkeypatch) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            t = client.transaction(deadline_s=1.0)
+            await transform(t, home, pack)
+            await t.acknowledge(member, pack)
+            lose_answers(client, monkeypatch)
+            assert isinstance(await home.error_of(t.commit()), DeadlineExceeded)
+            monkeypatch.undo()
+            await client.send(IN, "2")
+            assert [int(bytes(each.body)) for each in (await anext(member)).messages] == [2]
+            assert (await t.commit()).rows == 1
+        assert await outputs(client) == (1, [1])
+
+
+async def test_a_commit_that_was_never_sent_is_delivered_again_and_refused(home, monkeypatch) -> None:
+    """The other half: of an unknown outcome that was not written, the pack comes again, and the commit cannot land."""
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            t = client.transaction(deadline_s=0.2)
+            await transform(t, home, pack)
+            await t.acknowledge(member, pack)
+            ask = client._rpc.call
+
+            async def lost(role: str, method: str, *arguments, **named):
+                if method == "commit":
+                    raise DeadlineExceeded("no answer")
+                return await ask(role, method, *arguments, **named)
+
+            monkeypatch.setattr(client._rpc, "call", lost)
+            assert isinstance(await home.error_of(t.commit()), DeadlineExceeded)
+            monkeypatch.undo()
+            again = await anext(member)
+            with pytest.raises(Fenced):
+                await t.commit()
+            async with client.transaction() as second:
+                await transform(second, home, again)
+                await second.acknowledge(member, again)
+        assert await outputs(client) == (1, [1])
+
+
+async def test_a_refusal_for_now_leaves_the_input_to_the_transaction(home, monkeypatch) -> None:
+    def deny(_: Proxy) -> None:
+        raise Overloaded("not now")
+
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            t = client.transaction()
+            await transform(t, home, pack)
+            await t.acknowledge(member, pack)
+            monkeypatch.setattr(Proxy, "_check_not_denied", deny)
+            assert isinstance(await home.error_of(t.commit()), Overloaded)
+            monkeypatch.undo()
+            await t.commit()
+        assert await outputs(client) == (1, [1])
+
+
+async def test_an_attempt_whose_ack_timeout_fires_as_it_commits_counts_once(home) -> None:
+    """Schedule 7: the handler goes on over the end of its attempt, and commits: it is refused, the next one counts."""
+    async with home.node() as node, node.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        attempts, over = 0, []
+        async with await client.subscribe(IN, "g") as member:
+
+            async def handle(pack: TopicPack) -> None:
+                nonlocal attempts
+                attempts += 1
+                t = client.transaction()
+                await transform(t, home, pack)
+                await t.acknowledge(member, pack)
+                if attempts == 1:
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError:
+                        over.append(await home.error_of(t.commit()))
+                        return
+                await t.commit()
+
+            policy = RetryPolicy(attempts=3, first_pause_s=0.01, ack_timeout_s=0.2)
+            await process(node.wal, member, handle, Semantics.AT_LEAST_ONCE, retry=policy, count=1, timeout_s=60)
+            assert [type(error) for error in over] == [AckTimeout]
+            assert attempts == 2
+            await client.send(IN, "2")
+            await process(node.wal, member, handle, Semantics.AT_LEAST_ONCE, retry=policy, count=1, timeout_s=60)
+        assert attempts == 3
+        assert await outputs(client) == (2, [1, 2])
+
+
+async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member, await client.subscribe(IN, "other") as other:
+            pack = await anext(member)
+            t = client.transaction()
+            await transform(t, home, pack)
+            await t.acknowledge(member, pack)
+            assert isinstance(await home.error_of(t.acknowledge(other, await anext(other))), InvalidRequest)
+            monkeypatch.setattr(inputs, "PACKS_MAX", 1)
+            assert isinstance(await home.error_of(t.acknowledge(member, pack)), InvalidRequest)
+            monkeypatch.setattr(node.wal, "capabilities", replace(node.wal.capabilities, atomic_acks=False))
+            for refused in (client.transaction().acknowledge(member, pack), t.commit()):
+                error = await home.error_of(refused)
+                assert isinstance(error, Unsupported)
+                assert error.capability == "atomic_acks"
+            monkeypatch.undo()
+            await t.commit()
+        assert await outputs(client) == (1, [1])
