@@ -22,10 +22,10 @@ PAGES = (
     "delays.md",
     "groups.md",
     "metrics.md",
-    "queues.md",
     "growing-topics.md",
     "streams.md",
     "testing.md",
+    "topics.md",
     "transactions.md",
     "windows.md",
 )

@@ -22,7 +22,12 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = ("tutorials", "how-to")
-PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if page.name != "README.md")
+TYPED = {
+    DOCS / "queues.md": 170
+}  # other pages that are typed from the first line to the last one: how long they may be
+PAGES = sorted(
+    [*TYPED, *(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if page.name != "README.md")]
+)
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 MAX_LINES = 120
 BOUND_S = 150
@@ -141,7 +146,7 @@ def test_the_page_can_be_typed_and_prints_what_it_says(page: Path, session: Sess
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_page_is_short_and_each_of_its_blocks_is_found(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.splitlines()) <= TYPED.get(page, MAX_LINES)
     fences = re.findall(r"^```(\w*)", text, re.MULTILINE)
     assert len(blocks_of(page)) == fences.count("sh") + fences.count("python")
     assert fences.count("text") == sum(bool(block.printed) for block in blocks_of(page))
