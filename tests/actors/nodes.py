@@ -81,7 +81,7 @@ class Nodes:
         self.settings: dict[str, Settings] = {}  # by node
         self.tables: dict[str, str] = {}  # by node: where it has its tables, unless where all have them
         self.versions: dict[str, TidewalVersion] = {}  # by node: of its Tidewal, unless this one
-        self._faults = LogFaults(rng)
+        self.log_faults = LogFaults(rng)
         self._all: list[NodeProcess] = []
         self._clients = itertools.count()
 
@@ -110,7 +110,7 @@ class Nodes:
         return each
 
     async def _run(self, each: NodeProcess, roles: Sequence[str], predecessor: str) -> None:
-        wal = self._wal(self.log, FaultPlan(1), each.process, self._faults, each.cut, each.deaf)
+        wal = self._wal(self.log, FaultPlan(1), each.process, self.log_faults, each.cut, each.deaf)
         options: dict[str, Any] = {"clock": each.clock, "threads": False, "blocking": in_place, "name": each.name}
         options |= {"predecessor": predecessor, "settings": self.settings.get(each.name)}
         options |= {"network": self.network.of(each.process)}
@@ -156,15 +156,15 @@ class Nodes:
     def reconnect(self, each: NodeProcess) -> None:
         each.cut.clear()
         each.deaf.clear()
-        self._faults.release()
+        self.log_faults.release()
 
     def stall(self, channels: Iterable[str]) -> None:
         """Let these channels take no appends until they `go_on`."""
-        self._faults.stalled.update(channels)
+        self.log_faults.stalled.update(channels)
 
     def go_on(self, channels: Iterable[str]) -> None:
         for channel in channels:
-            self._faults.go_on(channel)
+            self.log_faults.go_on(channel)
 
     @contextlib.asynccontextmanager
     async def client(self, name: str = "client") -> AsyncIterator[Client]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.actors.nodes import TAKEN_OVER_S, Nodes
+from tidewal import SendResult
 from tidewal.actors.client import Client
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.delays.delayed import DelayedId
@@ -52,6 +53,8 @@ class DelayTraffic:
     they are due, and a member of a group. What was cancelled in time never comes, all else comes once, never early, and
     in a partition in the order of due times."""
 
+    topic = "t"
+
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.asked: dict[int, Asked] = {}
@@ -69,9 +72,12 @@ class DelayTraffic:
             number += 1
             after_s = rng.choice([0.0, rng.uniform(0, 0.05), rng.uniform(0, 3)])
             asked_ms = self.now_ms()
-            sent = await client.send("t", f"{number}", key=f"{number}", deliver_after_s=after_s, deadline_s=120)
+            sent = await self._send(client, f"{number}", after_s)
             self.asked[number] = Asked(sent.ids[0], asked_ms + int(1000 * after_s))
             await asyncio.sleep(rng.uniform(0, 0.05))
+
+    async def _send(self, client: Client, text: str, after_s: float) -> SendResult:
+        return await client.send(self.topic, text, key=text, deliver_after_s=after_s, deadline_s=120)
 
     async def cancel(self, client: Client) -> None:
         """Cancel messages when they are due, or some ms from that."""
@@ -88,12 +94,12 @@ class DelayTraffic:
         at_ms = asked.due_ms + self.nodes.rng.choice([-1, 0, 1, -5, 5, -20, -500])
         await asyncio.sleep(max(0, at_ms - self.now_ms()) / 1000)
         with suppress(TidewalError):  # of unknown outcome
-            asked.cancelled = await client.cancel("t", asked.id, deadline_s=120)
+            asked.cancelled = await client.cancel(self.topic, asked.id, deadline_s=120)
 
     async def consume(self, client: Client) -> None:
         while True:
             with suppress(Fenced):
-                async with await client.subscribe("t", "g", session_timeout_s=5) as member:
+                async with await client.subscribe(self.topic, "g", session_timeout_s=5) as member:
                     async for pack in member:
                         await member.acknowledge(pack)
                         for record, message in zip(pack.records, pack.messages, strict=True):
@@ -112,7 +118,7 @@ class DelayTraffic:
             self.nodes.client("c") as canceller,
             self.nodes.client("r") as reader,
         ):
-            await sender.create_topic("t", PARTITIONS)
+            await sender.create_topic(self.topic, PARTITIONS)
             consuming = asyncio.ensure_future(self.consume(reader))
             try:
                 async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:

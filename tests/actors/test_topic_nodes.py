@@ -45,6 +45,8 @@ class TopicTraffic:
     """Clients that send numbered messages under keys of their own, several at once, and members that come and go. What
     is acknowledged is read, per key in order; what is delivered again was not acknowledged by its member."""
 
+    topic = "t"
+
     def __init__(self, nodes: Nodes, partitions: int = PARTITIONS) -> None:
         self.nodes, self.partitions = nodes, partitions
         self.sent: dict[bytes, int] = defaultdict(int)  # by key: the last number that is acknowledged
@@ -64,14 +66,14 @@ class TopicTraffic:
             first = self.sent[key.encode()]
             messages = [f"{first + 1 + n}" for n, _ in enumerate(calls)]
             sender = self.sender(client)
-            await asyncio.gather(*(sender.send("t", each, key=key, deadline_s=120) for each in messages))
+            await asyncio.gather(*(sender.send(self.topic, each, key=key, deadline_s=120) for each in messages))
             self.sent[key.encode()] = first + len(messages)
             self.longest_s = max(self.longest_s, self.nodes.now_s() - began_s)
             await asyncio.sleep(self.nodes.rng.uniform(0, 0.1))
 
     async def consume(self, client: Client) -> None:
         while not self._stopping or self.behind:
-            member = await client.subscribe("t", "g", session_timeout_s=5)
+            member = await client.subscribe(self.topic, "g", session_timeout_s=5)
             leave_s = self.nodes.now_s() + self.nodes.rng.uniform(1, 4)
             with suppress(TimeoutError, Fenced):
                 async with member:
@@ -98,7 +100,7 @@ class TopicTraffic:
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self.nodes.client(f"c{n}")) for n in range(4)]
-            await clients[0].create_topic("t", self.partitions)
+            await clients[0].create_topic(self.topic, self.partitions)
             async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
                 for number, client in enumerate(clients[:2]):
                     tasks.create_task(self.send(client, number))
