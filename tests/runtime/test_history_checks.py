@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,47 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     result: dict[str, Any] = {"ts": 5}
     assert (done.outcome, done.result, done.ended is not None) == ("ok", result, True)
     assert (open_one.outcome, open_one.ended) == ("unknown", None)
+
+
+LATER_MS = 1_000
+
+
+def later(outcome: CallOutcome = "ok") -> ClientCall:
+    return ClientCall("a", "later", {"payload": "a:1", "due_ms": LATER_MS}, 0, 1, outcome)
+
+
+def cancel(cancelled: bool, outcome: CallOutcome = "ok") -> ClientCall:
+    return ClientCall("a", "cancel", {"payload": "a:1"}, 2, 3, outcome, {"cancelled": cancelled})
+
+
+def released(payload: str = "a:1", due_ms: int = LATER_MS, at_ms: int = LATER_MS) -> checks.ReleasedMessage:
+    return checks.ReleasedMessage(payload, due_ms << 18, at_ms << 18)
+
+
+def test_messages_that_are_due_later_come_once_unless_they_were_cancelled_in_time() -> None:
+    for calls in ([later()], [later(), cancel(False)], [later(), cancel(True, "refused")], [later("unknown")]):
+        assert checks.delayed(calls, [[released()], []]) == []
+    for calls in ([later(), cancel(True)], [later("unknown")], [later("refused")], [later(), cancel(False, "unknown")]):
+        assert checks.delayed(calls, [[], []]) == []
+
+
+def test_messages_that_are_early_lost_doubled_or_cancelled_are_found() -> None:
+    assert "is lost" in checks.delayed([later()], [[]])[0]
+    assert "is lost" in checks.delayed([later(), cancel(False)], [[]])[0]
+    assert "2 times" in checks.delayed([later()], [[released()], [released()]])[0]
+    assert "cancelled in time" in checks.delayed([later(), cancel(True)], [[released()]])[0]
+    assert "refused" in checks.delayed([later("refused")], [[released()]])[0]
+    assert "was due at" in checks.delayed([later()], [[released(at_ms=LATER_MS - 1)]])[0]
+    assert "never sent" in checks.delayed([], [[released()]])[0]
+    wrong = [released("b:1", LATER_MS + 1), released()]
+    assert "behind it" in checks.delayed([later()], [wrong])[0]
+
+
+def test_half_a_transaction_is_found() -> None:
+    entries = [{"channel": "t", "payload": "a:1"}]
+    call = ClientCall("a", "transaction", {"first": 5, "count": 2, "entries": entries}, 0, 1, "unknown")
+    there: dict[str, checks.Content] = {"t": [("01", "a:1")]}
+    assert checks.transactions([call], [5, 6], there) == checks.transactions([call], [4, 7], {"t": []}) == []
+    for ids, messages in (([5, 6], {"t": []}), ([5], there), ([], there)):
+        assert "half of the transaction" in checks.transactions([call], ids, messages)[0]
+    assert "is lost" in checks.rows([dataclasses.replace(call, outcome="ok")], "table", [5])[0]

@@ -12,7 +12,7 @@ LENGTHS_S = (0.5, 8.0)
 GARBAGE = 30  # entries at a time: a reader stops at 100 bad records in a row
 WORKERS = ("kill", "pause", "kill", "clock")  # what happens to processes; each as often as it stands here
 VERSION_AT = 2  # in a record
-FROM_OUTSIDE = ("garbage", "delete", "garbage")
+FROM_OUTSIDE = ("garbage", "delete", "garbage", "grow")
 
 
 @dataclass(frozen=True, slots=True)

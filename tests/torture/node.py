@@ -11,7 +11,7 @@ from tidewal.cli.kills.checked_client import NUMBERS, THINGS
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.log.wal import ChannelPolicy
 
-from .inside import CHANNELS, COPIES, TOPIC, SteppedClock, obey, open_log, tell
+from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, SteppedClock, obey, open_log, tell
 
 SETTINGS = Settings.model_validate(
     {"rootCoord": {"dmlChannelNum": 2}, "dataNode": {"flushIntervalS": 2, "compactionIntervalS": 15}}
@@ -26,7 +26,10 @@ async def main(url: str, tables: str) -> None:
             await wal.create_channel(COPIES, ChannelPolicy())
             for schema in (NUMBERS, THINGS):
                 await client.create_collection(schema, shards=2)
-            await client.create_topic(TOPIC, CHANNELS)
+            for topic in (TOPIC, LATER):
+                await client.create_topic(topic, CHANNELS)
+            if GROWING not in {each.name for each in await client.list_topics()}:  # else with any number of them
+                await client.create_topic(GROWING, 1)
             tell("ready")
             stopped, failed = asyncio.create_task(stopping.wait()), asyncio.create_task(node.failed())
             await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)

@@ -10,10 +10,12 @@ import asyncio
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -23,9 +25,10 @@ from deltalake import DeltaTable
 from tests.brokers.producers import everything
 from tidewal.actors.client import Client
 from tidewal.cli.kills.checked_client import NUMBERS, read_keys
+from tidewal.runtime.delays.delayed import due_of
 from tidewal.runtime.errors import BadRecord, TidewalError
 from tidewal.runtime.log.names import Names
-from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry, From, FromId, Wal
 from tidewal.runtime.streams.channel_reader import ChannelReader
 from tidewal.runtime.testing.histories import history_checks as checks
@@ -33,7 +36,7 @@ from tidewal.runtime.testing.histories.client_history import ClientCall, load_ca
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
-from .inside import CHANNELS, COPIES, TOPIC, open_log
+from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .member import SENT
@@ -211,6 +214,8 @@ class Run:
             await self._pollute(rng)
         elif fault.kind == "delete":
             await self._delete(this, rng)
+        elif fault.kind == "grow":
+            await self._grow(rng)
         else:
             await self._hurt(this, fault, rng)
 
@@ -259,6 +264,14 @@ class Run:
             await patiently(lambda: self.log.delete(self._wal, channel))
             this.deleted[channel] = time.monotonic_ns()
 
+    async def _grow(self, rng: random.Random) -> None:
+        """Give a topic another number of partitions; where the call fails it may get them yet."""
+        try:
+            topic = await self._client.alter_topic(GROWING, rng.randint(1, CHANNELS), deadline_s=DEADLINE_S)
+            self._say(f"           to {len(topic.partitions)} partitions, epoch {topic.epoch}")
+        except TidewalError as error:
+            self._say(f"           {error!r}")
+
     # ---- the end of a round -----------------------------------------------------------------------------------------
 
     async def _settle(self, this: Round) -> int:
@@ -267,19 +280,22 @@ class Run:
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
         operations = load_calls(path for path in this.histories if path.exists())
-        sent = await self._sent(this)
+        sent, grown = await self._sent(this, TOPIC), await self._sent(this, GROWING)
         if self._groups:
             await self._until(lambda: self._drained(this), "the groups do not reach the ends of their channels")
             await self._until(lambda: self._passed_on(this, sent), "a group does not copy all that was sent")
         late = [worker.name for worker in this.members if not await worker.stop()]
         found += [f"{name} did not end (see {name}.log)" for name in late]
         found += checks.errors(operations) + self._after_deletion(this, operations)
-        found += await self._compare_channels(this, operations, sent)
+        found += await self._compare_channels(this, operations, sent, grown)
+        found += await self._compare_delayed(this, operations)
         if found:  # a node over such a log may answer nothing any more
             raise Violation(found)
-        found += await self._compare_rows(this, operations)
+        found += await self._compare_rows(this, operations, sent)
         found += checks.keys([*operations, *await self._final_reads(this)])
         succeeded = sum(operation.outcome == "ok" for operation in operations)
+        kinds = Counter(operation.kind for operation in operations if operation.outcome == "ok")
+        self._say("  " + ", ".join(f"{count} of {kind}" for kind, count in sorted(kinds.items())))
         if succeeded < MIN_PROGRESS:
             found.append(f"only {succeeded} of {len(operations)} operations succeeded")
         if found:
@@ -297,12 +313,14 @@ class Run:
                     return False
         return True
 
-    async def _sent(self, this: Round) -> list[checks.Content]:
-        """What the clients of the round have sent, as it lies in each partition of the topic."""
-        topic = await patiently(lambda: self._client.describe_topic(TOPIC))
+    async def _sent(self, this: Round, name: str) -> list[checks.Content]:
+        """What the clients of the round have sent, as it lies in each partition of the topic, one epoch after the
+        other: so what is in a partition stands behind what its predecessors have."""
+        topic = await patiently(lambda: self._client.describe_topic(name))
         reader = await patiently(self.log.open_reader)
         try:
-            return [await patiently(partial(_messages, reader, name, this.prefix)) for name in topic.pchannels]
+            channels = sorted(topic.places, key=lambda channel: topic.places[channel])
+            return [await patiently(partial(_messages, reader, channel, this.prefix)) for channel in channels]
         finally:
             await reader.close()
 
@@ -313,7 +331,11 @@ class Run:
         return True
 
     async def _compare_channels(
-        self, this: Round, operations: list[ClientCall], sent: Sequence[checks.Content]
+        self,
+        this: Round,
+        operations: list[ClientCall],
+        sent: Sequence[checks.Content],
+        grown: Sequence[checks.Content],
     ) -> list[str]:
         channels = [channel for kind in ("in", *self._groups) for channel in this.channels(kind)]
         reader = await patiently(self.log.open_reader)
@@ -322,8 +344,8 @@ class Run:
         finally:
             await reader.close()
         inputs = {channel: contents[channel] for channel in this.channels("in")}
-        messages = [message for content in sent for message in content]
-        found = checks.appends(operations, {**inputs, TOPIC: messages}) + checks.watched(operations, inputs)
+        topics = {TOPIC: list(chain(*sent)), GROWING: list(chain(*grown))}
+        found = checks.appends(operations, {**inputs, **topics}) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
             given = [_passing(content) for content in sent] if group == SENT else list(inputs.values())
             for content, made in zip(given, this.channels(group), strict=True):
@@ -335,7 +357,33 @@ class Run:
         entries = await patiently(lambda: everything(reader, channel))
         return [(entry.id.hex(), bytes(entry.payload).decode()) for entry in entries]
 
-    async def _compare_rows(self, this: Round, operations: list[ClientCall]) -> list[str]:
+    async def _compare_delayed(self, this: Round, operations: list[ClientCall]) -> list[str]:
+        """What is wrong with the messages that were due later, once they have come."""
+        deadline = time.monotonic() + CALM_S
+        while found := checks.delayed(operations, await self._released(this)):
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(PAUSE_S)
+        return found
+
+    async def _released(self, this: Round) -> list[list[checks.ReleasedMessage]]:
+        """By partition the messages that were due later, as they were put into it."""
+        topic = await patiently(lambda: self._client.describe_topic(LATER))
+        reader = await patiently(self.log.open_reader)
+        try:
+            return [
+                [
+                    checks.ReleasedMessage(bytes(each.body).decode(), due_of(each), each.ts)
+                    for each in await patiently(partial(_records, reader, name, this.prefix))
+                ]
+                for name in topic.pchannels
+            ]
+        finally:
+            await reader.close()
+
+    async def _compare_rows(
+        self, this: Round, operations: list[ClientCall], sent: Sequence[checks.Content]
+    ) -> list[str]:
         upto = next(self._ids)
         of_round = f"id >= {this.first_id} and id < {upto}"
         answer = await patiently(
@@ -343,6 +391,7 @@ class Run:
         )
         answered: list[int] = answer.table["id"].to_pylist()
         found = checks.rows(operations, "a strong read", answered)
+        found += checks.transactions(operations, answered, dict(zip(this.channels(TOPIC), sent, strict=True)))
         await patiently(lambda: self._client.flush(NUMBERS.name))
         table = DeltaTable(self.folder / "tables" / NUMBERS.name / "log").to_pyarrow_table(columns=["id"])
         stored = [id for id in table["id"].to_pylist() if this.first_id <= id < upto]
@@ -404,11 +453,15 @@ def _ignore(channel: str, entry: Entry, error: BadRecord) -> None:
     """Garbage, of which the group's members make dead letters."""
 
 
-async def _messages(reader: Wal, channel: str, prefix: str) -> checks.Content:
+async def _records(reader: Wal, channel: str, prefix: str) -> list[Record]:
     """What a partition has of a round, without what no owner wrote."""
     records = ChannelReader(channel, on_bad=_ignore).accept(await everything(reader, channel))
-    bodies = [(each.id.hex(), bytes(each.body).decode()) for each in records if each.type is RecordType.MESSAGE]
-    return [(id, payload) for id, payload in bodies if payload.startswith(f"{prefix}c")]
+    messages = [each for each in records if each.type is RecordType.MESSAGE]
+    return [each for each in messages if bytes(each.body).startswith(f"{prefix}c".encode())]
+
+
+async def _messages(reader: Wal, channel: str, prefix: str) -> checks.Content:
+    return [(each.id.hex(), bytes(each.body).decode()) for each in await _records(reader, channel, prefix)]
 
 
 def _passing(content: checks.Content) -> checks.Content:

@@ -6,8 +6,11 @@ it found, as sentences. The calls that they know:
     kind      about                              result             checked by
     append    entries: [{channel, payload}]      ids                appends
     send      entries: [{channel, payload}]      ts                 appends (the channel is a topic)
+    later     payload, due_ms: a message         ids                delayed
+    cancel    payload: of such a message         cancelled          delayed
     saw       channel, ids                                          watched
     insert    first, count: rows of these ids    ts                 rows
+    transaction: first, count, entries           ts                 rows, appends, transactions
     set       values: {key: version or null}     ts                 keys, versions
     read      owner, consistency                 rows: {key: n}     keys (several n of a key are a list)
     create_collection, drop_collection: collection                  collections
@@ -22,8 +25,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import Any
 
+from ...clock import physical_ms
 from .client_history import ClientCall
 
 SHOWN = 5  # of many violations of one kind
@@ -48,7 +53,7 @@ def appends(calls: Iterable[ClientCall], contents: Mapping[str, Content]) -> lis
     asked = {
         (entry["channel"], entry["payload"]): (call, index)
         for call in calls
-        if call.kind in ("append", "send")
+        if call.kind in ("append", "send", "transaction")
         for index, entry in enumerate(call.about["entries"])
     }
     found: list[str] = []
@@ -126,6 +131,55 @@ def watched(calls: Iterable[ClientCall], contents: Mapping[str, Content]) -> lis
     return found
 
 
+# ---- messages that are due later ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedMessage:
+    """A message that was due later, as it lies in its partition: its payload, the timestamp at which it was due, and
+    that of its release."""
+
+    payload: str
+    due_ts: int
+    ts: int
+
+
+def delayed(calls: Sequence[ClientCall], partitions: Iterable[Sequence[ReleasedMessage]]) -> list[str]:
+    """Once all are due: each message is there once, never early, in each partition in the order of due times, unless it
+    was cancelled in time; then it is not there."""
+    cancels: dict[str, list[bool | None]] = defaultdict(list)  # by payload the answers; None: of unknown outcome
+    for call in calls:
+        if call.kind == "cancel" and call.outcome != "refused":
+            cancels[call.about["payload"]].append(call.result.get("cancelled") if call.outcome == "ok" else None)
+    there: dict[str, list[ReleasedMessage]] = defaultdict(list)
+    found: list[str] = []
+    for partition in partitions:
+        for before, each in pairwise(partition):
+            if each.due_ts < before.due_ts:
+                found.append(f"{each.payload} was due before {before.payload}, and stands behind it")
+        for each in partition:
+            there[each.payload].append(each)
+    for call in calls:
+        if call.kind == "later":
+            found += _release(call, cancels[call.about["payload"]], there.pop(call.about["payload"], []))
+    return found[:SHOWN] + [f"{payload} was never sent to be due later" for payload in list(there)[:SHOWN]]
+
+
+def _release(call: ClientCall, cancels: Sequence[bool | None], there: Sequence[ReleasedMessage]) -> list[str]:
+    payload = call.about["payload"]
+    if len(there) > 1:
+        return [f"{payload} is there {len(there)} times ({call.outcome})"]
+    if there and True in cancels:
+        return [f"{payload} was cancelled in time, and is there"]
+    if there and call.outcome == "refused":
+        return [f"{payload} was refused ({call.result}) and is there"]
+    if there and physical_ms(there[0].ts) < call.about["due_ms"]:
+        return [f"{payload} came at {physical_ms(there[0].ts)}, and was due at {call.about['due_ms']}"]
+    if not there and call.outcome == "ok" and not {True, None} & set(cancels):
+        return [f"{payload} was acknowledged and is lost"]
+    return []
+
+
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +188,7 @@ def rows(calls: Iterable[ClientCall], where: str, ids: Iterable[int]) -> list[st
     counts = Counter(ids)
     found: list[str] = []
     for call in calls:
-        if call.kind != "insert":
+        if call.kind not in ("insert", "transaction"):
             continue
         for id in range(call.about["first"], call.about["first"] + call.about["count"]):
             count = counts.pop(id, 0)
@@ -145,6 +199,19 @@ def rows(calls: Iterable[ClientCall], where: str, ids: Iterable[int]) -> list[st
             elif call.outcome == "refused" and count:
                 found.append(f"{where}: row {id} was refused ({call.result}) and is there")
     return found + [f"{where}: row {id} was never written" for id in list(counts)[:SHOWN]]
+
+
+def transactions(calls: Iterable[ClientCall], ids: Iterable[int], messages: Mapping[str, Content]) -> list[str]:
+    """Of each transaction all rows and messages are there, or nothing."""
+    rows, payloads = set(ids), {payload for content in messages.values() for _, payload in content}
+    found: list[str] = []
+    for call in calls:
+        if call.kind == "transaction":
+            parts = {id in rows for id in range(call.about["first"], call.about["first"] + call.about["count"])}
+            parts |= {entry["payload"] in payloads for entry in call.about["entries"]}
+            if len(parts) > 1:
+                found.append(f"half of the transaction of row {call.about['first']} is there ({call.outcome})")
+    return found[:SHOWN]
 
 
 def same(where: str, ids: Iterable[int], than: str, others: Iterable[int]) -> list[str]:
