@@ -33,13 +33,13 @@ class Worker:
 
     def __init__(self, wal, chance: random.Random, semantics: Semantics, pause: Pause) -> None:
         self._wal, self._chance, self._semantics, self._pause = wal, chance, semantics, pause
-        self.calm = False
+        self.calm = self.over = False
         self.member = None
         self.processing: asyncio.Task[None] | None = None
         self.running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while not self.calm:
+        while not self.over:
             with suppress(TidewalError):
                 self.member = await self._wal.join("g", ["in-*"], session_timeout_s=SESSION_S)
             while self.member is not None:

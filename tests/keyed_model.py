@@ -45,13 +45,13 @@ class CountingWorker:
 
     def __init__(self, wal: Wal, chance: random.Random, pause: Pause) -> None:
         self._wal, self._chance, self._pause = wal, chance, pause
-        self.calm = False
+        self.calm = self.over = False
         self.member = None
         self.processing: asyncio.Task[None] | None = None
         self.running = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        while not self.calm:
+        while not self.over:
             with suppress(TidewalError):
                 self.member = await self._wal.join("g", ["words-*"], session_timeout_s=10.0)
             while self.member is not None:
