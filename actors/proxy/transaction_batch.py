@@ -33,8 +33,8 @@ class TransactionBatch:
         self.participants, self._acks = participants, acks
         if acks is not None and not log.atomic_acks:
             raise Unsupported(
-                "this log does not store the position of a group in the commit of a transaction, rocksmq:// and "
-                "memory:// do (docs/backends.md): nothing was written",
+                "this log does not store the position of a group in the commit of a transaction (docs/backends.md says "
+                "which do): nothing was written",
                 capability="atomic_acks",
             )
         self.channels: set[str] = set[str]().union(*(each.channels for each in participants))

@@ -83,8 +83,8 @@ class WalBase(Wal):
 
     def submit_with_acks(self, entries: Sequence[Append], acks: GroupAcks, done: OnAppended) -> None:
         raise Unsupported(
-            f"{self.name}:// takes no position of a group in the commit of an append, or another process owns the log: "
-            "a node on rocksmq:// or memory:// does",
+            f"{self.name}:// takes no position of a group in the commit of an append, or another process owns the log "
+            "(docs/backends.md says which logs do, in their node)",
             capability="atomic_acks",
         )
 

@@ -74,11 +74,11 @@ async def test_writes_behind_one_that_another_door_has_had_are_taken_once_its_ou
     async with home.node() as node, node.client() as client:
         await client.create_collection(home.PEOPLE)
         await client.insert("people", home.people(0))
-        elsewhere = next(client._pseqs)
-        client._writing[elsewhere] = None
+        elsewhere = client._writes.next_number()
+        client._writes._under_way[elsewhere] = None
         writes = [asyncio.ensure_future(client.insert("people", home.people(key))) for key in (1, 2, 3)]
         await home.elapse(0.1)
         assert not any(write.done() for write in writes)
-        del client._writing[elsewhere]
+        del client._writes._under_way[elsewhere]
         async with asyncio.timeout(3):
             await asyncio.gather(*writes)
