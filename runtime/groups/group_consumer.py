@@ -201,11 +201,15 @@ class GroupConsumer:
         for each in delivered:
             fetcher = self._fetcher_of(each)
             plan = fetcher.plan(each, None)
-            if plan is None:
+            if plan is None or fetcher.unacknowledged.is_done(each.entries[0].id):
                 raise InvalidRequest(f"this batch of {each.channel} is acknowledged: its outputs were committed before")
             upto = plan.upto or b""
             if any(upto <= other for other in fetcher.committing):
                 raise InvalidRequest(f"another commit of this batch of {each.channel} is under way")
+            if fetcher.committing:  # it may be refused, and what it was made from would be passed over
+                raise InvalidRequest(
+                    f"a commit of an earlier batch of {each.channel} is under way: commit them in order"
+                )
             if upto > last.get(each.channel, b""):
                 last[each.channel] = upto
                 steps[each.channel] = Step(fetcher, plan, fetcher.ack(plan, metadata.get(each.channel)))

@@ -334,7 +334,9 @@ class RecordMember(AsyncIterator[RecordPack]):
             }
             stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
             letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
-            delivered = [pack.delivered for pack in covered.values()]
+            # all of them, so that each is checked, and what the last ones cover beside
+            delivered = [pack.delivered for pack in packs]
+            delivered += [pack.delivered for pack in covered.values() if not any(pack is each for each in packs)]
             ids: list[bytes] = []
             if store is None and (commit or (letters and self._wal.capabilities.atomic_commits)):
                 ids = await self._member.commit(delivered, [*outputs, *letters], metadata=stored)
@@ -353,8 +355,9 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     def _covered(self, pack: RecordPack) -> RecordPack:
         """The pack, or what has no record behind it."""
-        channel = self._channel_of(pack)
-        return pack if channel is None else channel.ends.get(pack.entries[-1].id, pack)
+        channel, last = self._channel_of(pack), pack.entries[-1].id
+        covers = pack if channel is None else channel.ends.get(last, pack)
+        return covers if covers.entries[-1].id > last else pack
 
     async def _letters_of(self, pack: RecordPack) -> list[Append]:
         """Letters of the bad records that acknowledging the pack passes."""

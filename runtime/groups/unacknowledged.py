@@ -62,6 +62,10 @@ class Unacknowledged:
         """How many batches are not done."""
         return len(self._batches)
 
+    def is_done(self, id: bytes) -> bool:
+        """Whether everything up to that entry is done."""
+        return id <= self._done_to
+
     def delivered(self, entries: Sequence[Entry], through: bytes) -> None:
         """Note a batch, empty where everything up to `through` was done before and left out."""
         if entries:

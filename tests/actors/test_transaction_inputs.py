@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -49,6 +50,14 @@ async def outputs(client: Client) -> tuple[int, list[int]]:
     async with await client.subscribe(OUT, "counter") as member:
         got = await read(member, rows) if rows else {}
     return rows, sorted(int(body) for each in got.values() for _, body in each)
+
+
+async def committed(client: Client, home, member: TopicMember, packs: Sequence[TopicPack]) -> None:
+    """What is made from packs, and their acknowledgement."""
+    async with client.transaction() as t:
+        for pack in packs:
+            await transform(t, home, pack)
+            await t.acknowledge(member, pack)
 
 
 async def test_what_is_consumed_is_acknowledged_with_what_is_made_from_it(home) -> None:
@@ -272,3 +281,73 @@ async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatc
             monkeypatch.undo()
             await t.commit()
         assert await outputs(client) == (1, [1])
+
+
+async def test_each_of_several_packs_is_checked_not_the_last_alone(home) -> None:
+    """The first of two packs was acknowledged before, or lost to another member that has committed it."""
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        first = await client.subscribe(IN, "g")
+        lost = await anext(first)
+        second = await other.subscribe(IN, "g")
+        await (await node.wal._coordinator_client()).leave("g", first.id)  # it joins again by itself
+        taken = await anext(second)
+        async with other.transaction() as t:
+            await transform(t, home, taken)
+            await t.acknowledge(second, taken)
+        await second.aclose()
+        await client.send(IN, "2")
+        mine = await anext(first)
+        assert isinstance(await home.error_of(committed(client, home, first, [lost, mine])), Fenced)
+        await committed(client, home, first, [mine])
+        await client.send(IN, "3")
+        last = await anext(first)
+        assert isinstance(await home.error_of(committed(client, home, first, [mine, last])), InvalidRequest)
+        assert isinstance(await home.error_of(first.commit([mine, last], [])), InvalidRequest)
+        await committed(client, home, first, [last])
+        await first.aclose()
+        assert await outputs(client) == (3, [1, 2, 3])
+
+
+async def test_a_pack_of_which_a_part_is_acknowledged_is_refused(home) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, ["1"])
+        await client.send(IN, ["2"])
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            one, two = pack.parts()
+            await committed(client, home, member, [one])
+            assert isinstance(await home.error_of(committed(client, home, member, [pack])), InvalidRequest)
+            await committed(client, home, member, [two])
+        assert await outputs(client) == (2, [1, 2])
+
+
+async def test_no_commit_passes_over_one_that_is_under_way(home, monkeypatch) -> None:
+    """Two transactions of one member at once, the first is refused for now: the second may not move the position."""
+    async with home.client() as client:
+        await prepared(client, home)
+        async with await client.subscribe(IN, "g") as member:
+            filled = []
+            for body in ("1", "2"):
+                await client.send(IN, body)
+                pack = await anext(member)
+                filled.append(client.transaction())
+                await transform(filled[-1], home, pack)
+                await filled[-1].acknowledge(member, pack)
+            denied = []
+
+            def deny(_: Proxy) -> None:
+                denied.append(1)
+                if len(denied) == 1:
+                    raise Overloaded("not now")
+
+            monkeypatch.setattr(Proxy, "_check_not_denied", deny)
+            errors = await asyncio.gather(*(home.error_of(t.commit()) for t in filled))
+            monkeypatch.undo()
+            assert [type(error) for error in errors] == [Overloaded, InvalidRequest]
+            assert "in order" in str(errors[1])
+            for t in filled:
+                await t.commit()
+        assert await outputs(client) == (2, [1, 2])
