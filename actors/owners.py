@@ -24,6 +24,7 @@ from ..runtime.errors import (
     TidewalError,
     TopicEpochEnded,
     Unavailable,
+    Unsupported,
     of_unknown_outcome,
 )
 from ..runtime.log.wal import Payload
@@ -300,8 +301,13 @@ class Owners:
             return self._local.owner.append(part)
         # first the owner in this process: where it refuses, nothing is sent to others
         owners = sorted(self._by_owner(channels).items(), key=lambda each: each[0] != self._node.incarnation)
-        elsewhere = part.acks is not None and owners[0][0] != self._node.incarnation
-        if elsewhere or (part.participants and len(owners) > 1):  # the log has one node: another one takes its place
+        if part.acks is not None and owners[0][0] != self._node.incarnation:
+            raise Unsupported(
+                "the position of a group is stored with a transaction by a proxy in the process that owns the log, and "
+                "this one is in another: nothing was written; let that node have the role proxy",
+                capability="atomic_acks",
+            )
+        if part.participants and len(owners) > 1:  # the log has one node: another one takes its place
             raise Unavailable("the channels of a transaction go from one node to another; retry")
         appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners]
         if len(appends) == 1:

@@ -18,7 +18,8 @@ from tidewal.actors.placement_client import PlacementClient
 from tidewal.actors.rows import to_batch
 from tidewal.runtime.catalog.catalog_log import CatalogLog
 from tidewal.runtime.clock import HybridClock
-from tidewal.runtime.errors import Fenced, TidewalError, Unavailable
+from tidewal.runtime.cluster.roles import ROLE_NAMES
+from tidewal.runtime.errors import Fenced, TidewalError, Unavailable, Unsupported
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType
 from tidewal.runtime.rows.row_codec import encode_rows
@@ -327,3 +328,23 @@ async def test_a_client_does_not_learn_that_its_door_ends(nodes: Nodes) -> None:
         await asyncio.gather(ending, *writing)
     assert second.error is None
     assert await counted(nodes) == 9
+
+
+async def test_a_proxy_in_another_process_refuses_a_position_in_a_transaction_at_once(embedded: Nodes) -> None:
+    """Nothing takes it to the owner of the log: it was held to its deadline, as if that owner were to come."""
+    await embedded.start("owner", [name for name in ROLE_NAMES if name != "proxy"])
+    await embedded.start("door", ["proxy"])
+    async with embedded.client() as client:
+        await client.create_topic("in", 1)
+        await client.create_topic("out", 1)
+        await client.send("in", "1")
+        async with await client.subscribe("in", "g") as member:
+            t = client.transaction()
+            await t.send("out", "x")
+            await t.acknowledge(member, await anext(member))
+            began = embedded.now_s()
+            with pytest.raises(Unsupported) as caught:
+                await t.commit()
+            assert caught.value.capability == "atomic_acks"
+            assert embedded.now_s() - began < 5
+            t.rollback()
