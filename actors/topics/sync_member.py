@@ -81,6 +81,13 @@ class SyncTopicMember(Iterator[TopicPack]):
         """`TopicMember.commit`."""
         return self._wait(self._member.commit(delivered, outputs, metadata=metadata))
 
+    def is_acknowledged(self, delivered: RecordPack) -> bool:
+        """`RecordMember.is_acknowledged`."""
+        return self._wait(self._is_acknowledged(delivered))
+
+    async def _is_acknowledged(self, delivered: RecordPack) -> bool:
+        return self._member.is_acknowledged(delivered)
+
     def redeliver(self, delivered: RecordPack) -> None:
         """`RecordMember.redeliver`."""
         self._wait(self._redeliver(delivered))

@@ -216,6 +216,14 @@ class GroupConsumer:
         return list(steps.values())
 
     @checked
+    def is_acknowledged(self, delivered: Delivered) -> bool:
+        """Whether all of a batch is acknowledged, and its assignment epoch is not over."""
+        fetcher = self._fetchers.get(delivered.channel)
+        if fetcher is None or fetcher.epoch != delivered.assignment_epoch:
+            return False
+        return fetcher.unacknowledged.is_done(delivered.entries[-1].id)
+
+    @checked
     def redeliver(self, delivered: Delivered) -> None:
         fetcher = self._fetchers.get(delivered.channel)
         if fetcher is not None and fetcher.epoch == delivered.assignment_epoch:

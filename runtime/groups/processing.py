@@ -23,6 +23,7 @@ from .work import (
     check_awaitable,
     ends_once_closed,
     has_lost,
+    is_acknowledged,
     next_of,
     of_the_log,
     outputs_of,
@@ -63,6 +64,8 @@ async def process(
     attempts; an attempt whose end no process saw is one. An entry that ends its process does so up to two
     times more than the policy has attempts, in batches with others. The metadata of the channels' positions is
     `process`'s own while it works, `metrics` counts retries and dead letters, and `clock` stamps letters.
+
+    What a handler acknowledges itself, in a transaction, is done, however the handler ends.
 
     Errors of the log that may pass (`retryable`), as when the process that owned it has died, are waited out for 30 s:
     the batch goes back (`GroupMember.redeliver`), and what of it is not acknowledged is delivered again. What lasts
@@ -174,7 +177,9 @@ class _Processing(Generic[D]):
     async def complete(self, delivered: D, outputs: Sequence[Append], metadata: bytes | None) -> None:
         """Append outputs and acknowledge what they were made from, with metadata (None leaves what is stored)."""
         with of_the_log():
-            if self._semantics is Semantics.EXACTLY_ONCE:
+            if is_acknowledged(self._member, delivered):  # by the handler, in a transaction
+                await self._wal.append_many(outputs)
+            elif self._semantics is Semantics.EXACTLY_ONCE:
                 stored = None if metadata is None else {delivered.channel: metadata}
                 await self._member.commit([delivered], outputs, metadata=stored)
             else:

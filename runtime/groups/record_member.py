@@ -171,6 +171,11 @@ class RecordMember(AsyncIterator[RecordPack]):
         await self._store(delivered, [], {}, store=store)
 
     @checked
+    def is_acknowledged(self, delivered: RecordPack) -> bool:
+        """Whether all of a pack, or a part of one, is acknowledged, and may not be delivered again."""
+        return isinstance(self._member, GroupConsumer) and self._member.is_acknowledged(delivered.delivered)
+
+    @checked
     def redeliver(self, delivered: RecordPack) -> None:
         """`GroupMember.redeliver`."""
         self._member.redeliver(delivered.delivered)

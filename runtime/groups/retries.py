@@ -32,7 +32,19 @@ from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .nack import Nack
 from .retry_policy import RetryPolicy
-from .work import Batch, D, Left, LogAway, Member, check_awaitable, ends_once_closed, has_lost, of_the_log, outputs_of
+from .work import (
+    Batch,
+    D,
+    Left,
+    LogAway,
+    Member,
+    check_awaitable,
+    ends_once_closed,
+    has_lost,
+    is_acknowledged,
+    of_the_log,
+    outputs_of,
+)
 
 TURN_S = 1.0  # for how long the units of a batch that is held back are processed before other channels have their turn
 BETWEEN_TURNS_S = 0.001
@@ -216,6 +228,9 @@ class Retries(Generic[D]):
     async def _first_unit(self, held: _Held[D]) -> None:
         """Process the first unit of a held batch, or make dead letters of it."""
         unit = held.units[0]
+        if is_acknowledged(self._member, unit):  # by its handler, which has failed behind its commit
+            held.goes_on = len(held.units) > 1 and self._now() < held.turn_ends
+            return
         if held.made >= self._policy.attempts or isinstance(held.error, self._policy.permanent):
             await self._give_up(held)
             return

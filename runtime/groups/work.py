@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 from ..errors import Closed, Fenced, InvalidRequest, TidewalError
 from ..log.wal import Append, Entry
@@ -167,3 +167,15 @@ class Member(Protocol[D]):
     def pause(self, of: str | D, /) -> None: ...
 
     def resume(self, channel: str, /) -> None: ...
+
+
+@runtime_checkable
+class TellsAcknowledged(Protocol):
+    """A member that knows what a handler may have acknowledged by itself: with a transaction of its own."""
+
+    def is_acknowledged(self, delivered: Batch, /) -> bool: ...
+
+
+def is_acknowledged(member: object, unit: Batch) -> bool:
+    """Whether the handler of `unit` has acknowledged it: it is done then, whatever else that ends in."""
+    return isinstance(member, TellsAcknowledged) and member.is_acknowledged(unit)

@@ -351,3 +351,30 @@ async def test_no_commit_passes_over_one_that_is_under_way(home, monkeypatch) ->
             for t in filled:
                 await t.commit()
         assert await outputs(client) == (2, [1, 2])
+
+
+@pytest.mark.parametrize(("semantics", "attempts"), [(Semantics.AT_LEAST_ONCE, 3), (Semantics.EXACTLY_ONCE, 1)])
+@pytest.mark.parametrize("ends", ["well", "with an error", "too late"])
+async def test_what_a_handler_has_committed_itself_is_done(
+    home, ends: str, semantics: Semantics, attempts: int
+) -> None:
+    async with home.node() as node, node.client() as client:
+        await prepared(client, home)
+        await client.send(IN, ["1", "2"])
+        handled: list[int] = []
+        async with await client.subscribe(IN, "g") as member:
+
+            async def handle(pack: TopicPack) -> None:
+                handled.extend(int(bytes(each.body)) for each in pack.messages)
+                await committed(client, home, member, [pack])
+                if ends == "with an error":
+                    raise ValueError("behind the commit")
+                if ends == "too late":
+                    await asyncio.Event().wait()
+
+            policy = RetryPolicy(attempts=attempts, first_pause_s=0.01, ack_timeout_s=0.2)
+            await process(node.wal, member, handle, semantics, retry=policy, count=1, timeout_s=60)
+            await client.send(IN, "3")
+            await process(node.wal, member, handle, semantics, retry=policy, count=1, timeout_s=60)
+        assert handled == [1, 2, 3]
+        assert await outputs(client) == (3, [1, 2, 3])
