@@ -38,6 +38,10 @@ class SyncTopicMember(Iterator[TopicPack]):
         """The member itself, for calls on the client's loop."""
         return self._member
 
+    def is_of(self, wait: WaitFor) -> bool:
+        """Whether its calls run where those of `wait` do: it is of the same client."""
+        return self._wait == wait
+
     def __enter__(self) -> SyncTopicMember:
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from ...runtime.errors import InvalidRequest
 from ...runtime.groups.ack_timer import check_ack_timeout
@@ -11,6 +12,16 @@ from ...runtime.groups.record_pack import RecordPack
 from ..topics.member import TopicMember
 
 PACKS_MAX = 64  # of the input of one transaction
+
+
+def check_member(member: object, kind: type) -> None:
+    """Raise `InvalidRequest` for what is no member of that kind."""
+    if not isinstance(member, kind):
+        raise InvalidRequest(
+            f"a transaction acknowledges what a {kind.__name__} got, which `subscribe` returns, not what a "
+            f"{type(member).__name__} got",
+            argument="member",
+        )
 
 
 class TransactionInputs:
@@ -24,8 +35,14 @@ class TransactionInputs:
         return len(self._packs)
 
     def add(self, member: TopicMember, delivered: RecordPack) -> None:
-        """Add a pack. Raises `InvalidRequest` for that of another member and over the limit, and `Unsupported` where
-        the log cannot store a position in the commit of a transaction."""
+        """Add a pack. Raises `InvalidRequest` for what is none, for that of another member and over the limit, and
+        `Unsupported` where the log cannot store a position in the commit of a transaction."""
+        check_member(member, TopicMember)
+        if not isinstance(cast(object, delivered), RecordPack):
+            raise InvalidRequest(
+                f"a transaction acknowledges a pack of the member, or a part of one, not a {type(delivered).__name__}",
+                argument="delivered",
+            )
         member.check_atomic_acks()
         if self._member not in (None, member):
             raise InvalidRequest(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
+from ...runtime.errors import InvalidRequest
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.record import TagValue
 from ..keys import Keys
 from ..rows import Rows
 from ..topics.messages import MessageBodies, Partitioner
 from ..topics.sync_member import SyncTopicMember, WaitFor
+from .inputs import check_member
 from .transaction import Transaction, TransactionResult
 
 
@@ -68,6 +70,9 @@ class SyncTransaction:
 
     def acknowledge(self, member: SyncTopicMember, delivered: RecordPack) -> None:
         """`Transaction.acknowledge`, of a member of the same client."""
+        check_member(member, SyncTopicMember)
+        if not member.is_of(self._wait):
+            raise InvalidRequest("a transaction acknowledges what a member of its own client got", argument="member")
         self._wait(self._transaction.acknowledge(member.member, delivered))
 
     def commit(self) -> TransactionResult:

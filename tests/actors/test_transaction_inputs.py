@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.actors.test_transactions import lose_answers
 from tidewal.actors.client import Client
 from tidewal.actors.node import Node
 from tidewal.actors.proxy import Proxy
+from tidewal.actors.sync_standalone import standalone_sync
 from tidewal.actors.topics.member import TopicMember
 from tidewal.actors.topics.messages import TopicPack
 from tidewal.actors.transactions import inputs
@@ -378,3 +380,33 @@ async def test_what_a_handler_has_committed_itself_is_done(
             await process(node.wal, member, handle, semantics, retry=policy, count=1, timeout_s=60)
         assert handled == [1, 2, 3]
         assert await outputs(client) == (3, [1, 2, 3])
+
+
+async def test_what_is_no_member_or_no_pack_is_refused_with_a_typed_error(home) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            wrong = [(pack, member), (None, pack), (member._member, pack), (member, pack.delivered), (member, [pack])]
+            for arguments in wrong:
+                error = await home.error_of(acknowledged(client.transaction(), *arguments))
+                assert isinstance(error, InvalidRequest)
+
+
+async def acknowledged(t: Transaction, member, pack) -> None:
+    await t.acknowledge(member, pack)
+
+
+def test_a_member_of_another_client_is_refused_in_a_script(tmp_path: Path) -> None:
+    with standalone_sync(str(tmp_path)) as node, node.client() as client, node.client() as other:
+        client.create_topic(IN, 1)
+        client.send(IN, ["1"])
+        with client.subscribe(IN, "g") as member:
+            pack = next(member)
+            for t, got in ((other.transaction(), member), (client.transaction(), member.member)):
+                with pytest.raises(InvalidRequest):
+                    t.acknowledge(got, pack)
+                t.rollback()
+            with client.transaction() as t:
+                t.acknowledge(member, pack)
