@@ -80,6 +80,8 @@ class Transaction:
         self._order = asyncio.Lock()  # of its calls: one describes a collection or topic while others wait
         self._committing = asyncio.Lock()
         self._number: int | None = None  # of the commit among the client's writes, where that may be in the log
+        self._limit: asyncio.Timeout | None = None  # of what comes before the write
+        self._alone_unknown = False  # whether its acknowledgements, with nothing beside, are stored
         self._result: TransactionResult | None = None
         self._rolled_back = False
 
@@ -92,7 +94,7 @@ class Transaction:
             return "rolled back"
         if self._result is not None:
             return "committed"
-        return "open" if self._number is None else "of unknown outcome"
+        return "of unknown outcome" if self._number is not None or self._alone_unknown else "open"
 
     @property
     def result(self) -> TransactionResult | None:
@@ -202,7 +204,8 @@ class Transaction:
         that, and `InvalidRequest` where it was acknowledged before.
 
         After `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may be written, all of it: called
-        again the commit is the same write, so it happens once, and tells."""
+        again the commit is the same write, so it happens once, and tells. Of a transaction of nothing but
+        acknowledgements it stays unknown: `OutcomeUnknown`, and the member gets again what is not stored."""
         async with self._committing:
             if self._result is None:
                 self._check_complete()
@@ -217,7 +220,29 @@ class Transaction:
             raise InvalidRequest(f"{self._adding} calls of the transaction were not awaited, or are not done")
 
     async def _acknowledge_alone(self) -> int:
-        await self._inputs.commit_alone()
+        """Acknowledge, where it writes nothing. An unknown outcome stays one: no number tells the log that it is the
+        same, and the position is the next member's, too."""
+        if self._alone_unknown:
+            raise OutcomeUnknown(
+                "whether the acknowledgements of this transaction, which writes nothing, are stored is not known: the "
+                "member gets again what is not",
+                outcome_unknown=True,
+            )
+        limit = asyncio.timeout(self._deadline_s)
+        self._alone_unknown = True
+        try:
+            async with limit:
+                await self._inputs.commit_alone()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"no answer to the acknowledgements within {self._deadline_s:g} s", outcome_unknown=True
+            ) from None
+        except TidewalError as error:
+            self._alone_unknown = _may_be_written(error)
+            raise
+        self._alone_unknown = False
         return 0
 
     async def _write(self) -> int:
@@ -226,7 +251,7 @@ class Transaction:
             if self._number is not None:
                 return await self._calls.commit(self._buffer, self._acks, self._number, False, self._deadline_s)
             async with self._calls.in_turn(self._buffer.topics, self._deadline_s):
-                return await self._inputs.commit_with(self._write_first)
+                return await self._write_with_inputs()
         except TidewalError as error:
             if is_never_written(error):
                 self._number = None
@@ -239,7 +264,24 @@ class Transaction:
                 self._number = None
             raise
 
+    async def _write_with_inputs(self) -> int:
+        """Write it for the first time; letters come before, in the same time. The write keeps its deadline itself."""
+        self._limit = limit = asyncio.timeout(self._deadline_s)
+        try:
+            async with limit:
+                return await self._inputs.commit_with(self._write_first)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"letters of bad records were not written within {self._deadline_s:g} s, and nothing of the "
+                "transaction: call `commit` again",
+                outcome_unknown=False,
+            ) from None
+
     async def _write_first(self, acks: GroupAcks | None) -> int:
+        if self._limit is not None:
+            self._limit.reschedule(None)
         self._acks, self._number = acks, self._calls.next_number()
         try:
             return await self._calls.commit(self._buffer, acks, self._number, True, self._deadline_s)

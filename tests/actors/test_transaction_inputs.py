@@ -19,7 +19,16 @@ from tidewal.actors.topics.member import TopicMember
 from tidewal.actors.topics.messages import TopicPack
 from tidewal.actors.transactions import inputs
 from tidewal.actors.transactions.transaction import Transaction
-from tidewal.runtime.errors import AckTimeout, DeadlineExceeded, Fenced, InvalidRequest, Overloaded, Unsupported
+from tidewal.runtime.errors import (
+    AckTimeout,
+    DeadlineExceeded,
+    Fenced,
+    InvalidRequest,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+    Unsupported,
+)
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.retry_policy import RetryPolicy
 
@@ -410,3 +419,61 @@ def test_a_member_of_another_client_is_refused_in_a_script(tmp_path: Path) -> No
                 t.rollback()
             with client.transaction() as t:
                 t.acknowledge(member, pack)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_acknowledgements_alone_keep_the_deadline_and_their_unknown_outcome(home, monkeypatch, hangs) -> None:
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            t = client.transaction(deadline_s=0.5)
+            await t.acknowledge(member, await anext(member))
+            coordinator = member._member._coordinator
+            commit = coordinator.commit
+
+            async def lost(*arguments):
+                await commit(*arguments)
+                if hangs:
+                    await asyncio.Event().wait()
+                raise Unavailable("the answer is lost", outcome_unknown=True)
+
+            monkeypatch.setattr(coordinator, "commit", lost)
+            async with asyncio.timeout(30):
+                error = await home.error_of(t.commit())
+            monkeypatch.undo()
+            assert isinstance(error, DeadlineExceeded if hangs else Unavailable)
+            assert error.fields["outcome_unknown"]
+            assert "of unknown outcome" in repr(t)
+            assert isinstance(await home.error_of(t.commit()), OutcomeUnknown)
+            with pytest.raises(InvalidRequest):
+                t.rollback()
+            await client.send(IN, "2")
+            assert [int(bytes(each.body)) for each in (await anext(member)).messages] == [2]
+
+
+async def test_letters_before_a_commit_keep_its_deadline(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            first = await anext(member)
+            await node.wal.append(first.channel, b"garbage")
+            await client.send(IN, "2")
+            pack = await anext(member)
+            t = client.transaction(deadline_s=0.5)
+            for each in (first, pack):
+                await transform(t, home, each)
+                await t.acknowledge(member, each)
+
+            async def hang(_) -> None:
+                await asyncio.Event().wait()
+
+            monkeypatch.setattr(member._wal, "append_many", hang)
+            async with asyncio.timeout(30):
+                error = await home.error_of(t.commit())
+            monkeypatch.undo()
+            assert isinstance(error, DeadlineExceeded)
+            assert not error.fields["outcome_unknown"]
+            await t.commit()
+        assert await outputs(client) == (2, [1, 2])
