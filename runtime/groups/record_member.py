@@ -352,11 +352,21 @@ class RecordMember(AsyncIterator[RecordPack]):
                     await cast(GroupConsumer, self._member).commit_with(delivered, stored, store)
                 for name, pack in covered.items() if store is None else ():
                     await self._member.acknowledge(pack.delivered, metadata=stored[name])
-            for pack in covered.values():
-                self._done(pack)
+            left = [silent for pack in covered.values() if (silent := self._done(pack)) is not None]
             if self._lettered is not None:
                 self._lettered.inc(len(letters))
-            return ids
+        for silent in left:
+            await self._pass_left(silent)
+        return ids
+
+    async def _pass_left(self, silent: RecordPack) -> None:
+        """Acknowledge what has no record and was to go with what is stored now, but came while that was under way."""
+        channel = self._channel_of(silent)
+        if channel is not None and not channel.ends:
+            try:
+                await self._store([silent], [], {})
+            except TidewalError:  # what was asked for is stored: the next acknowledgement takes care of this
+                self._not_passed(silent)
 
     def _covered(self, pack: RecordPack) -> RecordPack:
         """The pack, or what has no record behind it."""
@@ -372,10 +382,12 @@ class RecordMember(AsyncIterator[RecordPack]):
             await self._letters.open()
         return [self._letters.letter(pack.channel, entry, "record", error.message, 0) for entry, error in bad]
 
-    def _done(self, pack: RecordPack) -> None:
-        channel = self._channel_of(pack)
+    def _done(self, pack: RecordPack) -> RecordPack | None:
+        """Forget what is stored. Returns what was to go with it and did not, where nothing behind it will take it."""
+        channel, left = self._channel_of(pack), None
         if channel is not None:
             upto = pack.entries[-1].id
+            left = next((covers for last, covers in channel.ends.items() if last <= upto < covers.entries[-1].id), None)
             if channel.bad:
                 channel.bad = [bad for bad in channel.bad if bad[0].id > upto]
                 channel.bad_bytes = sum(len(entry.payload) + BAD_BYTES for entry, _ in channel.bad)
@@ -384,6 +396,7 @@ class RecordMember(AsyncIterator[RecordPack]):
                 channel.full = None
                 if not channel.paused:
                     self._member.resume(pack.channel)
+        return left
 
     def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
         state, channel = RecordState.of(self._member.metadata(pack.channel)), self._channel_of(pack)

@@ -477,3 +477,33 @@ async def test_letters_before_a_commit_keep_its_deadline(home, monkeypatch) -> N
             assert not error.fields["outcome_unknown"]
             await t.commit()
         assert await outputs(client) == (2, [1, 2])
+
+
+async def test_a_topic_that_grows_while_a_commit_is_under_way_is_read_on(home, monkeypatch) -> None:
+    """The end of the old partition is read meanwhile, and has no record: nothing behind it was to pass it."""
+    async with home.client() as client:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        async with await client.subscribe(IN, "g") as member:
+            pack = await anext(member)
+            sent, released = asyncio.Event(), asyncio.Event()
+            append = Proxy._append_transaction
+
+            async def late(proxy: Proxy, request):
+                sent.set()
+                await released.wait()
+                return await append(proxy, request)
+
+            monkeypatch.setattr(Proxy, "_append_transaction", late)
+            committing = asyncio.create_task(committed(client, home, member, [pack]))
+            await sent.wait()
+            reading = asyncio.create_task(read(member, 2))
+            await client.alter_topic(IN, 2)
+            await client.send(IN, ["2", "3"])
+            covers = member._channels[pack.channel].ends
+            while covers[pack.entries[-1].id] is pack:
+                await home.elapse(0.1)
+            released.set()
+            await committing
+            got = await asyncio.wait_for(reading, 60)
+            assert sorted(int(body) for each in got.values() for _, body in each) == [2, 3]
