@@ -310,9 +310,9 @@ class GroupMember(Protocol):
         """Append `outputs` and acknowledge `delivered`, cumulatively, in one commit: both happen or none. Outputs
         are stamped as by `append_many`. `metadata`, by channel, is stored in it as by `acknowledge`. The ids of the
         outputs, in order. Raises what `acknowledge` and `append_many` raise, and `InvalidRequest` for a batch that is
-        acknowledged already. When the outcome is not known (an error with `outcome_unknown`, a cancellation)
-        `delivered` goes back as with `redeliver`: what was committed is not delivered again, the rest is, and to commit
-        the same batches again raises `Fenced`."""
+        acknowledged already, and while a commit of an earlier batch of its channel is under way. When the outcome is
+        not known (an error with `outcome_unknown`, a cancellation) `delivered` goes back as with `redeliver`: what was
+        committed is not delivered again, the rest is, and to commit the same batches again raises `Fenced`."""
         ...
 
     def pause(self, of: str | Delivered) -> None:
