@@ -186,13 +186,18 @@ class GroupConsumer:
         store: Callable[[GroupAcks], Awaitable[None]],
     ) -> None:
         """`commit`, where `store` has the acknowledgements written by another way, with what belongs to them, together
-        or not at all. Raises what `commit` raises, and what `store` does."""
+        or not at all. Raises what `commit` and `store` do, and `InvalidRequest` for a batch of which a part is
+        acknowledged: what was made from that would count twice."""
+        steps = self._steps(delivered, metadata)
+        for each in delivered:
+            if self._fetcher_of(each).unacknowledged.is_done(each.entries[0].id):
+                raise _acknowledged_before(each)
 
         async def stored(acks: Sequence[Ack]) -> list[bytes]:
             await store(GroupAcks(self._group, self._id, acks))
             return []
 
-        await self._committer.commit_once(self._steps(delivered, metadata), stored)
+        await self._committer.commit_once(steps, stored)
 
     def _steps(self, delivered: Sequence[Delivered], metadata: Mapping[str, bytes]) -> list[Step]:
         """What a commit of these batches stores, of each channel up to the last one of them."""
@@ -201,8 +206,8 @@ class GroupConsumer:
         for each in delivered:
             fetcher = self._fetcher_of(each)
             plan = fetcher.plan(each, None)
-            if plan is None or fetcher.unacknowledged.is_done(each.entries[0].id):
-                raise InvalidRequest(f"this batch of {each.channel} is acknowledged: its outputs were committed before")
+            if plan is None:
+                raise _acknowledged_before(each)
             upto = plan.upto or b""
             if any(upto <= other for other in fetcher.committing):
                 raise InvalidRequest(f"another commit of this batch of {each.channel} is under way")
@@ -507,3 +512,7 @@ class GroupConsumer:
     def _track(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _acknowledged_before(delivered: Delivered) -> InvalidRequest:
+    return InvalidRequest(f"this batch of {delivered.channel} is acknowledged: its outputs were committed before")
