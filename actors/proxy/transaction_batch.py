@@ -30,7 +30,8 @@ class TransactionBatch:
     ) -> None:
         """`acks` are stored in the same commit. Raises `Unsupported` where a `log` that can do so much cannot write all
         of it at once."""
-        self.participants, self._acks = participants, acks
+        self.participants = participants
+        self._acks = acks
         if acks is not None and not log.atomic_acks:
             raise Unsupported(
                 "this log does not store the position of a group in the commit of a transaction (docs/backends.md says "
