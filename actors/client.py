@@ -213,11 +213,11 @@ class Client:
         """Have `replicas` QueryNodes get a collection into memory, as far as there are so many, and wait until its
         queries can be answered. By default as many as it has; after a release, as many as a new one gets. Raises
         `CollectionNotFound`, what is wrong with its tables, and `DeadlineExceeded`: loading goes on then."""
-        end = asyncio.get_running_loop().time() + deadline_s
+        until = in_s(deadline_s)
         params = {"collection": collection, "replicas": replicas}
         await self._rpc.call("mixcoord", "load_collection", params, deadline_s=deadline_s)
         while (await self.load_state(collection, deadline_s=deadline_s)).state != "Loaded":
-            if asyncio.get_running_loop().time() > end:
+            if not left_s(until):
                 raise DeadlineExceeded(f"{collection} was not loaded within {deadline_s:g} s; loading goes on")
             await asyncio.sleep(AGAIN_S)
 

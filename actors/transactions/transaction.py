@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -80,7 +81,6 @@ class Transaction:
         self._order = asyncio.Lock()  # of its calls: one describes a collection or topic while others wait
         self._committing = asyncio.Lock()
         self._number: int | None = None  # of the commit among the client's writes, where that may be in the log
-        self._limit: asyncio.Timeout | None = None  # of what comes before the write
         self._alone_unknown = False  # whether its acknowledgements, with nothing beside, are stored
         self._result: TransactionResult | None = None
         self._rolled_back = False
@@ -228,17 +228,11 @@ class Transaction:
                 "member gets again what is not",
                 outcome_unknown=True,
             )
-        limit = asyncio.timeout(self._deadline_s)
         self._alone_unknown = True
+        over = f"no answer to the acknowledgements within {self._deadline_s:g} s"
         try:
-            async with limit:
+            async with _limited(self._deadline_s, DeadlineExceeded(over, outcome_unknown=True)):
                 await self._inputs.commit_alone()
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
-                f"no answer to the acknowledgements within {self._deadline_s:g} s", outcome_unknown=True
-            ) from None
         except TidewalError as error:
             self._alone_unknown = _may_be_written(error)
             raise
@@ -266,22 +260,16 @@ class Transaction:
 
     async def _write_with_inputs(self) -> int:
         """Write it for the first time; letters come before, in the same time. The write keeps its deadline itself."""
-        self._limit = limit = asyncio.timeout(self._deadline_s)
-        try:
-            async with limit:
-                return await self._inputs.commit_with(self._write_first)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise DeadlineExceeded(
-                f"letters of bad records were not written within {self._deadline_s:g} s, and nothing of the "
-                "transaction: call `commit` again",
-                outcome_unknown=False,
-            ) from None
+        over = DeadlineExceeded(
+            f"letters of bad records were not written within {self._deadline_s:g} s, and nothing of the transaction: "
+            "call `commit` again",
+            outcome_unknown=False,
+        )
+        async with _limited(self._deadline_s, over) as limit:
+            return await self._inputs.commit_with(partial(self._write_first, limit))
 
-    async def _write_first(self, acks: GroupAcks | None) -> int:
-        if self._limit is not None:
-            self._limit.reschedule(None)
+    async def _write_first(self, limit: asyncio.Timeout, acks: GroupAcks | None) -> int:
+        limit.reschedule(None)
         self._acks, self._number = acks, self._calls.next_number()
         try:
             return await self._calls.commit(self._buffer, acks, self._number, True, self._deadline_s)
@@ -296,6 +284,19 @@ class Transaction:
             self._buffer, self._inputs = TransactionBuffer(), TransactionInputs()
         elif not self._rolled_back:
             raise InvalidRequest("the transaction was committed, or may have been: call `commit` again to learn that")
+
+
+@asynccontextmanager
+async def _limited(seconds: float, over: DeadlineExceeded) -> AsyncGenerator[asyncio.Timeout]:
+    """The block has so many seconds, or `over` is raised."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield limit
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise over from None
 
 
 def _may_be_written(error: TidewalError) -> bool:

@@ -350,8 +350,9 @@ class RecordMember(AsyncIterator[RecordPack]):
                     await self._wal.append_many(letters)
                 if store is not None:
                     await cast(GroupConsumer, self._member).commit_with(delivered, stored, store)
-                for name, pack in covered.items() if store is None else ():
-                    await self._member.acknowledge(pack.delivered, metadata=stored[name])
+                else:
+                    for name, pack in covered.items():
+                        await self._member.acknowledge(pack.delivered, metadata=stored[name])
             left = [silent for pack in covered.values() if (silent := self._done(pack)) is not None]
             if self._lettered is not None:
                 self._lettered.inc(len(letters))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.actors.test_topics import read
 from tests.actors.test_transactions import lose_answers
-from tidewal.actors.client import Client
+from tidewal.actors.client import DEADLINE_S, Client
 from tidewal.actors.node import Node
 from tidewal.actors.proxy import Proxy
 from tidewal.actors.sync_standalone import standalone_sync
@@ -61,6 +61,16 @@ async def outputs(client: Client) -> tuple[int, list[int]]:
     async with await client.subscribe(OUT, "counter") as member:
         got = await read(member, rows) if rows else {}
     return rows, sorted(int(body) for each in got.values() for _, body in each)
+
+
+async def filled(
+    client: Client, home, member: TopicMember, pack: TopicPack, deadline_s: float = DEADLINE_S
+) -> Transaction:
+    """A transaction that has what is made from a pack, and its acknowledgement."""
+    t = client.transaction(deadline_s=deadline_s)
+    await transform(t, home, pack)
+    await t.acknowledge(member, pack)
+    return t
 
 
 async def committed(client: Client, home, member: TopicMember, packs: Sequence[TopicPack]) -> None:
@@ -120,9 +130,7 @@ async def test_a_member_that_lost_its_lease_between_body_and_commit_writes_nothi
         await client.send(IN, "1")
         first = await client.subscribe(IN, "g")
         pack = await anext(first)
-        asleep = client.transaction()
-        await transform(asleep, home, pack)
-        await asleep.acknowledge(first, pack)
+        asleep = await filled(client, home, first, pack)
         await stopped(node, first)
         async with await other.subscribe(IN, "g") as second:
             taken = await anext(second)
@@ -155,9 +163,7 @@ async def test_the_commit_that_reaches_the_log_behind_the_hand_over_is_refused_t
             return await append(proxy, request)
 
         monkeypatch.setattr(Proxy, "_append_transaction", late)
-        t = client.transaction()
-        await transform(t, home, pack)
-        await t.acknowledge(first, pack)
+        t = await filled(client, home, first, pack)
         committing = asyncio.create_task(t.commit())
         await sent.wait()
         await stopped(node, first)
@@ -180,9 +186,7 @@ async def test_a_commit_of_unknown_outcome_is_told_and_not_delivered_again(home,
         await client.send(IN, "1")
         async with await client.subscribe(IN, "g") as member:
             pack = await anext(member)
-            t = client.transaction(deadline_s=1.0)
-            await transform(t, home, pack)
-            await t.acknowledge(member, pack)
+            t = await filled(client, home, member, pack, deadline_s=1.0)
             lose_answers(client, monkeypatch)
             assert isinstance(await home.error_of(t.commit()), DeadlineExceeded)
             monkeypatch.undo()
@@ -199,9 +203,7 @@ async def test_a_commit_that_was_never_sent_is_delivered_again_and_refused(home,
         await client.send(IN, "1")
         async with await client.subscribe(IN, "g") as member:
             pack = await anext(member)
-            t = client.transaction(deadline_s=0.2)
-            await transform(t, home, pack)
-            await t.acknowledge(member, pack)
+            t = await filled(client, home, member, pack, deadline_s=0.2)
             ask = client._rpc.call
 
             async def lost(role: str, method: str, *arguments, **named):
@@ -230,9 +232,7 @@ async def test_a_refusal_for_now_leaves_the_input_to_the_transaction(home, monke
         await client.send(IN, "1")
         async with await client.subscribe(IN, "g") as member:
             pack = await anext(member)
-            t = client.transaction()
-            await transform(t, home, pack)
-            await t.acknowledge(member, pack)
+            t = await filled(client, home, member, pack)
             monkeypatch.setattr(Proxy, "_check_not_denied", deny)
             assert isinstance(await home.error_of(t.commit()), Overloaded)
             monkeypatch.undo()
@@ -251,9 +251,7 @@ async def test_an_attempt_whose_ack_timeout_fires_as_it_commits_counts_once(home
             async def handle(pack: TopicPack) -> None:
                 nonlocal attempts
                 attempts += 1
-                t = client.transaction()
-                await transform(t, home, pack)
-                await t.acknowledge(member, pack)
+                t = await filled(client, home, member, pack)
                 if attempts == 1:
                     try:
                         await asyncio.Event().wait()
@@ -278,9 +276,7 @@ async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatc
         await client.send(IN, "1")
         async with await client.subscribe(IN, "g") as member, await client.subscribe(IN, "other") as other:
             pack = await anext(member)
-            t = client.transaction()
-            await transform(t, home, pack)
-            await t.acknowledge(member, pack)
+            t = await filled(client, home, member, pack)
             assert isinstance(await home.error_of(t.acknowledge(other, await anext(other))), InvalidRequest)
             monkeypatch.setattr(inputs, "PACKS_MAX", 1)
             assert isinstance(await home.error_of(t.acknowledge(member, pack)), InvalidRequest)
@@ -340,13 +336,11 @@ async def test_no_commit_passes_over_one_that_is_under_way(home, monkeypatch) ->
     async with home.client() as client:
         await prepared(client, home)
         async with await client.subscribe(IN, "g") as member:
-            filled = []
+            both = []
             for body in ("1", "2"):
                 await client.send(IN, body)
                 pack = await anext(member)
-                filled.append(client.transaction())
-                await transform(filled[-1], home, pack)
-                await filled[-1].acknowledge(member, pack)
+                both.append(await filled(client, home, member, pack))
             denied = []
 
             def deny(_: Proxy) -> None:
@@ -355,11 +349,11 @@ async def test_no_commit_passes_over_one_that_is_under_way(home, monkeypatch) ->
                     raise Overloaded("not now")
 
             monkeypatch.setattr(Proxy, "_check_not_denied", deny)
-            errors = await asyncio.gather(*(home.error_of(t.commit()) for t in filled))
+            errors = await asyncio.gather(*(home.error_of(t.commit()) for t in both))
             monkeypatch.undo()
             assert [type(error) for error in errors] == [Overloaded, InvalidRequest]
             assert "in order" in str(errors[1])
-            for t in filled:
+            for t in both:
                 await t.commit()
         assert await outputs(client) == (2, [1, 2])
 
