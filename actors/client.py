@@ -50,6 +50,7 @@ from .topics.delayed_sends import due_params
 from .topics.member import TopicMember
 from .topics.messages import Message, MessageBodies, Partitioner, SendResult
 from .topics.requests import TopicReply, ask, partition_of_request
+from .topics.retry_topics import check_no_retry_topic
 from .topics.sender import messages_of
 from .topics.topic_calls import TopicCalls
 from .transactions.buffer import TransactionBuffer
@@ -265,8 +266,9 @@ class Client:
     ) -> Topic:
         """Create a topic, or find it there with the same arguments. Raises `TopicExists` where one differs. Each
         partition keeps its messages for `retention_s` seconds, and `retention_bytes` of them; None keeps all. A topic
-        and a collection may have one name. Raises `InvalidRequest` for a name that is none, over the limits of topics
-        and partitions, and where not all nodes know topics yet."""
+        and a collection may have one name. Raises `InvalidRequest` for a name that is none or that of a group's retry
+        topic (`….retry.…`), over the limits of topics and partitions, and where not all nodes know topics yet."""
+        check_no_retry_topic(name)
         return await self._topics.create(name, partitions, retention_s, retention_bytes, deadline_s)
 
     @checked
@@ -365,18 +367,26 @@ class Client:
         where: str | None = None,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        retry_topic: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> TopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
         group that is new to a topic begins at `start`, and in partitions that the topic gets later with the first
         message, also where no member was there meanwhile. `where` is its filter over the tags of messages, as that of
-        `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`. Raises `TopicNotFound`,
-        `InvalidFilter`, and `Unsupported` on a log without groups."""
+        `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`.
+
+        With `retry_topic` what fails at one member, or is given back (`TopicMember.nack`), goes to a topic of the group
+        (`<topic>.retry.<group>`, for each of `topics`), and is tried again from there: it holds up nothing, and is
+        passed by later messages of its key. The topic is made if it is missing. All members of a group do the same.
+        Raises `TopicNotFound`, `InvalidFilter`, `InvalidRequest` where a retry topic cannot be called so, and
+        `Unsupported` on a log without groups."""
         check_group_filter(where)
         named = [topics] if isinstance(topics, str) else list(dict.fromkeys(topics))
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
-        return await self._topics.subscribe(named, group, start, where, reset_to, session_timeout_s, deadline_s)
+        return await self._topics.subscribe(
+            named, group, start, where, reset_to, session_timeout_s, retry_topic, deadline_s
+        )
 
     @checked
     async def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:

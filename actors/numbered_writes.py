@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 from ..runtime.errors import DeadlineExceeded, TidewalError, of_unknown_outcome
 from ..runtime.log.wal import Payload
@@ -42,12 +44,25 @@ class NumberedWrites:
 
     async def send_again(self, number: int, method: str, params: Params, body: Payload, deadline_s: float) -> Reply:
         """The same, for a write that was sent before: it has its place already, and no write waits for it any more."""
-        until = in_s(deadline_s)
         named = {**params, "producer": self._rpc.name, "pseq": number}
+        return await self._send_until_known(method, named, partial(self._under_way_before, number), body, deadline_s)
+
+    async def send_for(
+        self, producer: str, number: int, method: str, params: Params, body: Payload, deadline_s: float
+    ) -> Reply:
+        """The same, for a write of another `producer`, which waits for each before it sends the next, under numbers of
+        its own that only rise."""
+        named = {**params, "producer": producer, "pseq": number}
+        return await self._send_until_known(method, named, lambda: 0, body, deadline_s)
+
+    async def _send_until_known(
+        self, method: str, named: Params, after: Callable[[], int], body: Payload, deadline_s: float
+    ) -> Reply:
+        until = in_s(deadline_s)
         unknown: TidewalError | None = None
 
         def timed() -> Params:
-            return {**named, "after": self._under_way_before(number), "deadline_s": left_s(until)}
+            return {**named, "after": after(), "deadline_s": left_s(until)}
 
         while True:
             try:

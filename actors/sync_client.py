@@ -243,6 +243,7 @@ class SyncClient:
         where: str | None = None,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        retry_topic: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> SyncTopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members."""
@@ -253,6 +254,7 @@ class SyncClient:
             where=where,
             reset_to=reset_to,
             session_timeout_s=session_timeout_s,
+            retry_topic=retry_topic,
             deadline_s=deadline_s,
         )
         return SyncTopicMember(self._wait(joined), self._wait)

@@ -100,8 +100,9 @@ def replay_letters(
 ) -> None:
     """Write what is in dead letters to the place that it came from again, with a new timestamp.
 
-    A group's letter is appended to its channel, which every group on that channel gets; rows of a collection are
-    written through the node, which has to run. A letter that was replayed or dropped before is left alone.
+    A group's letter is appended to its channel, which every group on that channel gets; rows of a collection and
+    messages of a topic are written through the node, which has to run. A message that failed in the retry topic of a
+    group goes there again, and to no other group. A letter that was replayed or dropped before is left alone.
     """
     names = Names(prefix)
 

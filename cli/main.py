@@ -57,6 +57,9 @@ COMMANDS = {
     "verify": "Check stored data without changing it, and what many nodes rest on.",
     "salvage": "Copy all that can be read of a log that no process has open into the new directory NEW, and report "
     "what is damaged and lost; without NEW only report.",
+    "migrate": "Copy all that a log has to another one, prove that both are equal, and let that one take its place.",
+    "replicate": "Mirror all that a log has, and what comes to it, into a replica, until SIGTERM or SIGINT.",
+    "promote": "Bring a replica into use, in the place of its source.",
     "spark": "Run Spark over collections and topics: look, count, export, copy.",
     "monitoring": "Write the alert rules for Prometheus and the dashboard for Grafana into the directory DIR.",
     "config": "Show the settings of a node, and where they come from.",
@@ -72,6 +75,7 @@ FUNCTIONS = {
     "drop": ("collections", "drop"),
     "delete": ("collections", "delete"),
     "apply": ("insert", "apply"),
+    "promote": ("replicate", "promote"),
     **{name: ("placement", name) for name in ("drain", "cordon", "uncordon", "move", "pin", "balance")},
 }
 """Module and function of the commands that share a module; each other one is the function of its name in its own."""

@@ -44,9 +44,11 @@ async def opened(url: str, *, read_only: bool = True) -> AsyncGenerator[Wal]:
     owning the log while the block runs, or until a node requests it. The environment has the credentials for brokers.
     Raises `ConfigError` and `Unavailable` where there is no log, and `Unavailable` when the owner has gone and no other
     one comes. Unless `read_only`, a log of brokers that is not there is created."""
-    if await find_backend(url).abandoned(url):  # it cannot be read in another way
-        owned = await open_wal(url, **wal_options(load_settings(), url))
-        wal = ReadOnlyWal(owned) if read_only else owned
+    backend = find_backend(url)
+    if await backend.abandoned(url):  # it cannot be read in another way
+        options = wal_options(load_settings(), url)
+        # past `open_wal`, for a log that was migrated can still be looked at
+        wal = ReadOnlyWal(await backend.open(url, **options)) if read_only else await open_wal(url, **options)
     else:
         wal = await open_wal(url, read_only=read_only, own=False, **wal_options(load_settings(), url))
     try:

@@ -7,9 +7,17 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
 from ..runtime.clock import HybridClock
-from ..runtime.errors import BadRecord, ChannelNotFound, CollectionNotFound, InvalidRequest, PositionLost, Unsupported
-from ..runtime.log.names import Names
-from ..runtime.log.record import Record, RecordType, decode, stamp
+from ..runtime.errors import (
+    BadRecord,
+    ChannelNotFound,
+    CollectionNotFound,
+    InvalidRequest,
+    PositionLost,
+    TopicNotFound,
+    Unsupported,
+)
+from ..runtime.log.names import Names, pchannel_of
+from ..runtime.log.record import Record, RecordType, Tags, decode, stamp
 from ..runtime.log.wal import Append, Entry, FromId, Payload, Wal
 from .letters import DeadLetter, resolution
 from .open_log import catalog_of
@@ -25,14 +33,19 @@ ToNode = Callable[[], Awaitable["Client"]]
 
 
 async def replay(wal: Wal, names: Names, record: Record, letter: DeadLetter, to_node: ToNode) -> None:
-    """Write a letter's entry again, and note that. Rows of a collection go through the node, for which `to_node`
-    connects; other entries are appended to their channel. Raises `BadRecord` for what cannot be read, `InvalidRequest`
-    and `Unsupported` for what cannot be written again."""
+    """Write a letter's entry again, and note that. Rows of a collection and messages of a topic go through the node,
+    for which `to_node` connects, a message from the retry topic of a group to that; other entries are appended to their
+    channel. Raises `BadRecord` for what cannot be read, `InvalidRequest` and `Unsupported` for what cannot be written
+    again."""
     clock = HybridClock()
     payload = await _whole(wal, record, letter)
     inside = _record_in(payload)
     if inside is not None and inside.type is RecordType.ROWS and inside.vchannel:
         await _write_rows(wal, names, inside, to_node)
+        await wal.append_many([resolution(names, letter, REPLAYED, clock)])
+        return
+    if letter.group and inside is not None and inside.type is RecordType.MESSAGE and inside.vchannel:
+        await _send_message(wal, names, letter, inside, to_node)
         await wal.append_many([resolution(names, letter, REPLAYED, clock)])
         return
     if not letter.group:
@@ -69,6 +82,29 @@ async def _write_rows(wal: Wal, names: Names, record: Record, to_node: ToNode) -
     rows = decode_rows(record.body, found.schema.row_arrow())
     client = await to_node()
     await client.apply(found.name, rows)
+
+
+async def _send_message(wal: Wal, names: Names, letter: DeadLetter, record: Record, to_node: ToNode) -> None:
+    from ..actors.topics.messages import RetriedMessage, own_tags
+    from ..actors.topics.retried import retried_of
+    from ..actors.topics.retry_topics import retry_topic_name
+
+    topics = (await catalog_of(wal, names)).state.topics
+    found = next((each for each in topics if pchannel_of(record.vchannel) in each.pchannels), None)
+    retried = retried_of(record.tags)
+    if found is None and retried is not None:  # its retry topic was dropped: another may have been made since
+        name = retry_topic_name(retried.origin.topic, letter.group)
+        found = topics.find(name)
+        if found is None:
+            raise TopicNotFound(
+                f"there is no topic {name}: let a member subscribe with retry_topic, or drop the letter"
+            )
+    if found is None:
+        raise TopicNotFound(f"the topic of {record.vchannel} is dropped: drop the letter")
+    anew: Tags = {} if retried is None else retried._replace(attempts=0).tags()
+    client = await to_node()
+    tags = {**own_tags(record.tags), **anew}
+    await client.send(found.name, RetriedMessage(bytes(record.body), record.key or None, tags))
 
 
 async def _whole(wal: Wal, record: Record, letter: DeadLetter) -> Payload:

@@ -279,6 +279,26 @@ ALERTS = (
         "see that its members run and acknowledge (`tidewal groups list`), or start more of them",
     ),
     Alert(
+        "ReplicaLags",
+        "replication_lag_seconds",
+        f"max by ({CHANNEL}) ({{metric}}) > 60",
+        "2m",
+        "warning",
+        f"the replica is {{{{ $value }}}} s behind in {{{{ $labels.{CHANNEL} }}}}",
+        "see that both logs answer, and that the replicator has enough CPU; `tidewal replicate --status` shows each"
+        " channel",
+    ),
+    Alert(
+        "ReplicationHalted",
+        "replication_halted",
+        f"max by ({CHANNEL}) ({{metric}}) > 0",
+        "0s",
+        "critical",
+        f"{{{{ $labels.{CHANNEL} }}}} is not replicated any more",
+        "`tidewal replicate --status` says why; drop the channel if it is not needed: it keeps the source's log from"
+        " being removed",
+    ),
+    Alert(
         "GroupsCutOff",
         "rocksmq_groups_cut_off_total",
         _happened(NODE_LABEL),

@@ -26,6 +26,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "Streams": ("wal_scan_", "wal_scanner_", "wal_dead_letter_"),
     "Brokers": ("wal_backend_",),
     "Groups": ("wal_group_", "wal_keyed_", "rocksmq_groups_"),
+    "Replication": ("replication_",),
     "Proxy": ("proxy_",),
     "Pressure": ("overloaded_", "limit_used_", "streamingnode_write_", "streamingnode_unflushed_", "querynode_memory_"),
     "StreamingNode": ("streamingnode_",),

@@ -156,6 +156,25 @@ class PositionMismatch(TidewalError):
     found: _Named[str] = _Named()
 
 
+class Moved(TidewalError):
+    """The log was migrated to another one (`url`, without credentials), or a replica of it was promoted. Use that one,
+    with the credentials for it in the settings; the command migrate translates saved positions."""
+
+    url: _Named[str] = _Named()
+
+
+class ReplicaReadOnly(TidewalError):
+    """The log is a replica of another one (`source`, a URL without credentials), and only its replicator writes it.
+    Open it with `read_only=True`, or promote it."""
+
+    source: _Named[str] = _Named()
+
+
+class Promoted(TidewalError):
+    """The replica was promoted and is in use by itself: nothing is replicated to it any more. Take an empty log as the
+    target of the next replication."""
+
+
 class GroupFilterMismatch(TidewalError):
     """A member of a group has another filter than the group (`where`, None for everything; `version`) in `channel`: it
     moves nothing. Join with the group's filter, or change that by change_group_filter."""

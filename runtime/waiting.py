@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
@@ -23,3 +25,12 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def to_its_end(future: asyncio.Future[T]) -> T:
+    """The result of `future`, which goes on where the caller is cancelled: that is raised when it has ended."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

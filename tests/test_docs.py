@@ -22,6 +22,7 @@ PAGES = (
     "delays.md",
     "groups.md",
     "metrics.md",
+    "retries.md",
     "growing-topics.md",
     "streams.md",
     "testing.md",

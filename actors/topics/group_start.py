@@ -29,11 +29,11 @@ async def start_of_group(
     if len(new) == len(topics):
         return start
     if new:
-        await _begin(wal, names, group, new, start, deadline_s)
+        await begin_in(wal, names, group, new, start, deadline_s)
     return From.EARLIEST
 
 
-async def _begin(wal: Wal, names: Names, group: str, topics: Sequence[Topic], start: From, deadline_s: float) -> None:
+async def begin_in(wal: Wal, names: Names, group: str, topics: Sequence[Topic], start: From, deadline_s: float) -> None:
     """Let the group have positions in topics that are new to it. A member does that, which reads nothing: it moves no
     position that another member has made meanwhile."""
     member = await wal.join(group, [names.topic_pattern(topic.id) for topic in topics], start=start)

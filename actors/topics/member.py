@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from .member_gate import CHECK_MAX_S, CHECK_S, MemberGate
 from .messages import TopicMessage, TopicPack, bytes_of
 from .replies import TopicReplies
 from .requests import TopicRequest
+from .retry_topics import CopyId, RetryTopics
 
 LOOK_S = 5.0  # between two looks whether the topics are still there
 
@@ -39,7 +41,10 @@ class TopicMember(RecordMember):
     these by itself: each once the group has acknowledged all that its predecessors have. Where one of the topics is
     dropped, iterating raises `TopicNotFound`, within `LOOK_S` seconds. `process` takes it as it takes any member.
     Outputs of `commit` go to channels without an owner: `InvalidRequest` for those of collections and topics, whose
-    order their owners make."""
+    order their owners make.
+
+    With `retries` it reads its group's retry topics, too, which are among `topics`: what fails in `process`, and what
+    is given back by `nack`, is tried again from there, and its partition goes on."""
 
     def __init__(
         self,
@@ -50,8 +55,13 @@ class TopicMember(RecordMember):
         fences: dict[str, Mapping[int, bytes]],
         describe: Describe,
         where: str | None = None,
+        retries: RetryTopics | None = None,
     ) -> None:
-        super().__init__(wal, member, dead_letters=names.group_dead_letters, fences=fences, where=where)
+        whole = (
+            [] if retries is None else retries.channels
+        )  # what is there has passed the filter: only its copy has not
+        letters = names.group_dead_letters
+        super().__init__(wal, member, dead_letters=letters, fences=fences, where=where, whole=whole)
         self._names, self._known_fences, self._describe = names, fences, describe
         self._topics = {topic.name: topic for topic in topics}
         self._places: dict[str, tuple[str, int]] = {}  # by pchannel: its topic, and its number in its epoch
@@ -63,6 +73,7 @@ class TopicMember(RecordMember):
         self._looked_s: float | None = None  # when it has asked for topics because of a channel
         self._looking = asyncio.Lock()
         self._replies = TopicReplies(wal, names)
+        self._retries, self._copies = retries, itertools.count(1)
         self._closed = False
         self._dropped: TopicNotFound | None = None
         self._watching = asyncio.create_task(self._watch())
@@ -88,7 +99,9 @@ class TopicMember(RecordMember):
             raise
         topic, partition = self._places[pack.channel]
         records = {each.name: getattr(pack, each.name) for each in _FIELDS}
-        return TopicPack(**records, topic=topic, partition=partition, where=self._filter)
+        retries = pack.channel in self._whole
+        where = self._filter_of(pack.channel)
+        return TopicPack(**records, topic=topic, partition=partition, where=where, retries=retries)
 
     async def _admit(self, delivered: Delivered) -> bool:
         """Hold what is in a partition while its predecessors are not read to their ends. Whether they are is looked up
@@ -182,6 +195,48 @@ class TopicMember(RecordMember):
         """Send the reply again that this member has sent to an earlier repetition of the same request. Returns whether
         it did: it remembers the last 16,384 replies of up to 16 KiB, of 16 MiB together. Raises as `reply` does."""
         return await self._replies.repeat(_request_of(message))
+
+    @property
+    def has_retry_topic(self) -> bool:
+        """Whether its group has a retry topic (`Client.subscribe`)."""
+        return self._retries is not None
+
+    @checked
+    async def nack(self, delivered: TopicPack, *, reason: str = "", delay_s: float = 0.0) -> None:
+        """Give back a pack, or a part of one, to be tried again `delay_s` seconds from now, and acknowledge it: a copy
+        of each of its messages goes to the group's retry topic, with one attempt more and the `reason`
+        (`TopicMessage.attempts`), and comes from there to any member. What lies before it in its partition is
+        acknowledged, too. Where the member dies in the middle both the copy and the original may come. Raises
+        `InvalidRequest` for a member without a retry topic and for what is acknowledged, `Fenced` where another member
+        has the partition by now, having sent nothing, `MessageTooLarge` for a message that has no room for this, and as
+        `Client.send` and `acknowledge` do."""
+        if self.has_retry_topic:
+            await self.check_held(delivered)
+        await self.send_to_retry_topic(delivered, failed=1, reason=reason, delay_s=delay_s)
+        await self.acknowledge(delivered)
+
+    @checked
+    def attempts_of(self, unit: TopicPack) -> int:
+        """How often a handler has failed at what is in `unit`, or gave it back, before it came from the retry topic; 0
+        for what did not come from there."""
+        return max((message.attempts for message in unit.messages), default=0)
+
+    def next_copy_id(self) -> bytes:
+        """The id of a copy that is about to be sent: of no other one, of any member."""
+        return CopyId(self.id, next(self._copies)).to_bytes()
+
+    @checked
+    async def send_to_retry_topic(
+        self, unit: TopicPack, *, failed: int, reason: str, delay_s: float, copy_id: bytes | None = None
+    ) -> None:
+        """Send a copy of each message of `unit` to the group's retry topic, each with `failed` attempts more, to be due
+        in `delay_s` seconds, without an acknowledgement: with a `copy_id` once, however often that is repeated, by any
+        member. `process` uses it, and sends those of a partition in the order of `next_copy_id`. Raises as `nack` does,
+        and `OutcomeUnknown` where a later copy is there and this one is not."""
+        if self._retries is None:
+            raise InvalidRequest("the group has no retry topic: subscribe with retry_topic=True")
+        id = None if copy_id is None else CopyId.from_bytes(copy_id)
+        await self._retries.send(self.group, unit, failed, reason, delay_s, id)
 
     async def aclose(self) -> None:
         """`GroupMember.aclose`."""

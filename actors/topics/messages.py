@@ -18,13 +18,14 @@ from ...runtime.log.wal import Payload
 from ...runtime.ownership.batch import OWNERS_TAGS
 from ...runtime.replicated.records import typed
 from .requests import REQUEST_TAGS, TopicRequest, request_of
+from .retried import RETRIED_TAGS, retried_of
 
 if TYPE_CHECKING:
     from ...runtime.filters.record_filter import RecordFilter
 
 HEADER_BYTES_MAX = 64 * 1024  # of a message's key and tags
 MESSAGES_MAX = 10_000  # of one `send`
-_OTHERS_TAGS = OWNERS_TAGS | REQUEST_TAGS
+_OTHERS_TAGS = OWNERS_TAGS | REQUEST_TAGS | RETRIED_TAGS
 _TAG_VALUES = (str, int, float, bytes, type(None))
 
 
@@ -37,6 +38,10 @@ class Message:
     body: bytes | str
     key: bytes | str | None = None
     tags: Mapping[str, TagValue] = field(default_factory=dict[str, TagValue])
+
+
+class RetriedMessage(Message):
+    """A message for a group's retry topic, which may have the tags of what lies there (`retried.py`)."""
 
 
 MessageBodies: TypeAlias = bytes | str | Message | Sequence[bytes | str | Message]
@@ -61,7 +66,11 @@ class SendResult:
 class TopicMessage:
     """A message as a member of a group gets it. `ts` is its timestamp in the log, `id` that of its last entry;
     `request` says who waits for a reply (`Client.ask`), None for nobody. Of one that was sent to be due later, `due_ts`
-    is the timestamp at which it was due; 0 of others."""
+    is the timestamp at which it was due; 0 of others.
+
+    Of one that comes from the group's retry topic, `topic`, `partition`, `ts` and `id` are those of the original,
+    `attempts` says how often it failed or was given back, and `reason` why it was the last time. `due_ts` is when it
+    was to be tried again."""
 
     topic: str
     partition: int
@@ -72,41 +81,55 @@ class TopicMessage:
     id: bytes
     request: TopicRequest | None = None
     due_ts: int = 0
+    attempts: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class TopicPack(RecordPack):
-    """A `RecordPack` of one partition of a topic, read with the filter `where`."""
+    """A `RecordPack` of one partition of a topic, read with the filter `where`. With `retries` that is a retry topic of
+    the member's group, whose messages say what they are copies of."""
 
     topic: str = ""
     partition: int = 0
     where: RecordFilter | None = None
+    retries: bool = False
 
     def _message(self, record: Record) -> TopicMessage:
+        retried = retried_of(record.tags) if self.retries else None
+        place = (self.topic, self.partition, record.ts, record.id)
+        topic, partition, ts, id = place if retried is None else retried.origin
         return TopicMessage(
-            self.topic,
-            self.partition,
+            topic,
+            partition,
             record.key,
-            _own(record.tags),
+            own_tags(record.tags),
             record.body,
-            record.ts,
-            record.id,
-            request_of(record.tags, record.ts),
+            ts,
+            id,
+            request_of(record.tags, ts),
             due_of(record),
+            0 if retried is None else retried.attempts,
+            "" if retried is None else retried.reason,
         )
+
+    @property
+    def passing(self) -> list[Record]:
+        """The records of `messages`, in their order."""
+        return [
+            each
+            for each in self.records
+            if each.type is RecordType.MESSAGE and (self.where is None or self.where.holds(each))
+        ]
 
     @cached_property
     def messages(self) -> list[TopicMessage]:
         """The messages that pass the filter, in the order of the partition: of a batch, whose records are here whole,
         these alone."""
-        return [
-            self._message(each)
-            for each in self.records
-            if each.type is RecordType.MESSAGE and (self.where is None or self.where.holds(each))
-        ]
+        return [self._message(each) for each in self.passing]
 
 
-def _own(tags: Tags) -> Tags:
+def own_tags(tags: Tags) -> Tags:
     """The tags that the sender gave."""
     return {name: value for name, value in tags.items() if name not in _OTHERS_TAGS}
 

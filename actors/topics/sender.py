@@ -17,11 +17,13 @@ from .messages import (
     MessageBodies,
     Partitioner,
     PlacedMessage,
+    RetriedMessage,
     SendResult,
     bytes_of,
     check_count,
     check_header,
 )
+from .retried import RETRIED_TAGS
 
 
 class TopicSender:
@@ -112,6 +114,11 @@ def messages_of(given: MessageBodies, key: bytes | str | None, tags: Mapping[str
     for each in listed:
         message = each if isinstance(each, Message) else Message(each, key, tags or {})
         check_header(bytes_of(message.key), message.tags)
+        if not isinstance(message, RetriedMessage) and (taken := RETRIED_TAGS.intersection(message.tags)):
+            raise InvalidRequest(
+                f"a tag of a message cannot be called {min(taken)}: retry topics use it",
+                argument="tags",
+            )
         messages.append(message)
     return messages
 

@@ -99,6 +99,10 @@ class SyncTopicMember(Iterator[TopicPack]):
     async def _redeliver(self, delivered: RecordPack) -> None:
         self._member.redeliver(delivered)
 
+    def nack(self, delivered: TopicPack, *, reason: str = "", delay_s: float = 0.0) -> None:
+        """`TopicMember.nack`."""
+        self._wait(self._member.nack(delivered, reason=reason, delay_s=delay_s))
+
     def reply(
         self, message: TopicMessage, body: bytes | str = b"", *, tags: Mapping[str, TagValue] | None = None
     ) -> None:

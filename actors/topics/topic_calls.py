@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import TopicEpochEnded, TopicNotFound
+from ...runtime.errors import TopicEpochEnded, TopicExists, TopicNotFound
 from ...runtime.log.names import Names
 from ...runtime.log.wal import From, Wal
 from ...runtime.rpc.client import RpcClient
@@ -15,11 +15,14 @@ from ...runtime.rpc.protocol import Params, Reply
 from ..deadlines import in_s, left_s
 from ..described import Described, WritePlace
 from ..numbered_writes import NumberedWrites
-from .delayed_sends import cancel_delayed, send_delayed
-from .group_start import start_of_group
+from .delayed_sends import cancel_delayed, due_params, send_delayed
+from .group_start import begin_in, start_of_group
 from .member import TopicMember
 from .messages import Message, Partitioner, PlacedMessage, SendResult, pack_messages
+from .retry_topics import PARTITIONS_MAX, RetryTopics, retry_topic_name
 from .sender import Sending, TopicSender
+
+COPY_DEADLINE_S = 10.0  # of a copy for a retry topic; it is sent again under its number then
 
 
 class TopicCalls:
@@ -170,24 +173,52 @@ class TopicCalls:
         where: str | None,
         reset_to: From | None,
         session_timeout_s: float,
+        retry_topic: bool,
         deadline_s: float,
     ) -> TopicMember:
         """`Client.subscribe` to the topics of these names."""
         found = [await self.describe(name, deadline_s) for name in named]
+        retries = await self._retry_topics(found, group, deadline_s) if retry_topic else None
         start = await start_of_group(self._wal, self._names, group, found, start, deadline_s)
+        if retries is not None:
+            if start is not From.EARLIEST:  # that is for its topics: of what is to be tried again none is passed
+                await begin_in(self._wal, self._names, group, found, start, deadline_s)
+                start = From.EARLIEST
+            found += retries.topics
         patterns = [self._names.topic_pattern(topic.id) for topic in found]
         member = await self._wal.join(
             group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
         )
         fences: dict[str, Mapping[int, bytes]] = {}
         try:
-            for name in named:  # read behind the start of the member: what a fence there hides is known then
-                fences.update((await self._with_fences(name, deadline_s))[1])
+            for topic in found:  # read behind the start of the member: what a fence there hides is known then
+                fences.update((await self._with_fences(topic.name, deadline_s))[1])
         except BaseException:
             await member.aclose()
             raise
         describe = partial(self._with_fences, deadline_s=deadline_s)
-        return TopicMember(self._wal, member, self._names, found, fences, describe, where)
+        return TopicMember(self._wal, member, self._names, found, fences, describe, where, retries)
+
+    async def _retry_topics(self, topics: Sequence[Topic], group: str, deadline_s: float) -> RetryTopics:
+        """The retry topics of a group, made where they are missing; none is made where one cannot be called so."""
+        until = in_s(deadline_s)
+        found: dict[str, Topic] = {}
+        names = [retry_topic_name(topic.name, group) for topic in topics]
+        for topic, name in zip(topics, names, strict=True):
+            partitions = min(PARTITIONS_MAX, len(topic.partitions))
+            with suppress(TopicExists):  # of a time when the topic had other partitions
+                await self.create(name, partitions, topic.retention_s, topic.retention_bytes, left_s(until))
+            found[topic.name] = await self._with_delays(await self.describe(name, left_s(until)), until)
+        return RetryTopics(found, self._send_copies)
+
+    async def _send_copies(
+        self, topic: Topic, messages: Sequence[PlacedMessage], delay_s: float, producer: str, number: int
+    ) -> None:
+        params, body = {**_to(topic), **due_params(None, delay_s)}, pack_messages(messages)
+        if producer:
+            await self._writes.send_for(producer, number, "send", params, body, COPY_DEADLINE_S)
+        else:
+            await self._writes.send("send", params, body, COPY_DEADLINE_S)
 
 
 def _to(topic: Topic) -> Params:

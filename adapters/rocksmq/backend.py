@@ -73,6 +73,7 @@ class RocksMQBackend(WalBackend):
             takeover=own is None and not read_only,
             unowned_s=unowned_s,
             failover_s=failover_s,
+            read_only=read_only,
             **options,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -88,6 +88,7 @@ class GroupConsumer:
         self._session_timeout_s = session_timeout_s
         self._resets = resets
         self._where: RecordFilter | None = None
+        self._whole: Collection[str] = ()  # channels that are read without it
         self._fetchers: dict[str, MemberFetcher] = {}
         self._ready: deque[MemberFetcher] = deque()
         self._committer = MemberCommitter(coordinator, group, id, self._put_back, self._release_if_done)
@@ -119,13 +120,16 @@ class GroupConsumer:
         await self._refresh()
         self._spawn(self._watch())
 
-    def read_where(self, where: RecordFilter) -> None:
-        """Read by `Wal.read_where` from now on, behind what was delivered."""
-        self._where = where
+    def read_where(self, where: RecordFilter, whole: Collection[str] = ()) -> None:
+        """Read by `Wal.read_where` from now on, behind what was delivered, but for the channels `whole`."""
+        self._where, self._whole = where, whole
         for fetcher in self._fetchers.values():
-            fetcher.where = where
+            fetcher.where = self._where_of(fetcher.channel)
             if not fetcher.revoking:
                 fetcher.start_again()
+
+    def _where_of(self, channel: str) -> RecordFilter | None:
+        return None if channel in self._whole else self._where
 
     def __aiter__(self) -> GroupConsumer:
         return self
@@ -428,7 +432,8 @@ class GroupConsumer:
                 self._spawn(self._report_if_dropped(fetcher.channel))
         for channel, assigned in assignment.held.items():
             if channel not in self._fetchers and assigned.epoch not in self._ended_epochs:
-                self._fetchers[channel] = MemberFetcher(self._wal, channel, assigned, self._on_ready, self._where)
+                where = self._where_of(channel)
+                self._fetchers[channel] = MemberFetcher(self._wal, channel, assigned, self._on_ready, where)
         for fetcher in list(self._fetchers.values()):
             fetcher.revoking = fetcher.channel in assignment.revoking
             if fetcher.revoking:

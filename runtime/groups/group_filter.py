@@ -125,15 +125,16 @@ async def change_group_filter(wal: Wal, group: str, where: str | None, *, start:
 
 
 async def _change(member: GroupMember, channel: str, where: str | None, start: From | FromTime) -> None:
-    await _assigned(member, channel)
+    await until_assigned(member, channel)
     version = RecordState.of(member.metadata(channel)).filter.version + 1
     await member.seek(channel, start)
-    await _assigned(member, channel)
+    await until_assigned(member, channel)
     read = cast(bytes, msgpack.packb((0, 0, 0)))
     await member.annotate(channel, RecordState(read, GroupFilter(where, version), b"").to_metadata())
 
 
-async def _assigned(member: GroupMember, channel: str) -> None:
+async def until_assigned(member: GroupMember, channel: str) -> None:
+    """Wait until `member` has the channel. Raises `Unavailable` after `ASSIGNED_WITHIN_S`."""
     try:
         async with asyncio.timeout(ASSIGNED_WITHIN_S):
             while channel not in member.channels:  # noqa: ASYNC110 -- the contract has no event for it

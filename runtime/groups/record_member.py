@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -13,7 +13,8 @@ import msgpack
 
 from ..arguments import checked
 from ..clock import HybridClock
-from ..errors import BadRecord, Fenced, GroupFilterMismatch, Overloaded, TidewalError, Unsupported
+from ..errors import BadRecord, Fenced, GroupFilterMismatch, InvalidRequest, Overloaded, TidewalError, Unsupported
+from ..filters.record_filter import RecordFilter
 from ..filters.subscription import filter_of
 from ..log.record import DECODE_ERRORS, TIME_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
@@ -44,6 +45,7 @@ class _Channel:
     held: list[Entry] = field(default_factory=list[Entry])  # of a batch whose last part is not here yet
     bad: list[tuple[Entry, BadRecord]] = field(default_factory=list[tuple[Entry, BadRecord]])
     bad_bytes: int = 0
+    done: bytes = b""  # all up to this id is acknowledged; b"": nothing of this epoch
     ends: dict[bytes, RecordPack] = field(default_factory=dict[bytes, RecordPack])
     """By the last entry of each pack that is not acknowledged: what acknowledging it covers, with all behind it that
     has no record."""
@@ -61,7 +63,8 @@ class RecordMember(AsyncIterator[RecordPack]):
     they are sent where the log's owner can do that; the group's position goes on over them. It is the group's filter
     then: each position is stored with it, and where a position was moved under another one (of a member without a
     filter, too) iterating raises `GroupFilterMismatch`; from then on this member acknowledges nothing.
-    `change_group_filter` says from where a new one begins; so does `seek` of a member that has it.
+    `change_group_filter` says from where a new one begins; so does `seek` of a member that has it. Of the channels
+    `whole` it leaves out nothing.
 
     What is no record, or a damaged one, goes to `on_bad`; without it, it becomes a dead letter of the group (reason
     "record") in the channel `dead_letters`, with the acknowledgement that passes it. The channel goes on in either
@@ -85,13 +88,14 @@ class RecordMember(AsyncIterator[RecordPack]):
         metrics: Metrics | None = None,
         clock: HybridClock | None = None,
         where: str | None = None,
+        whole: Collection[str] = (),
     ) -> None:
         """Raises `InvalidFilter`, also for a filter of over `MAX_GROUP_FILTER_BYTES`."""
         check_group_filter(where)
-        self._where, self._filter = where, filter_of(where)
+        self._where, self._filter, self._whole = where, filter_of(where), frozenset(whole)
         self._mismatch: GroupFilterMismatch | None = None
         if self._filter is not None and isinstance(member, GroupConsumer):
-            member.read_where(self._filter)
+            member.read_where(self._filter, self._whole)
         self._wal, self._member, self._on_bad = wal, member, on_bad
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
@@ -169,6 +173,15 @@ class RecordMember(AsyncIterator[RecordPack]):
         `check_atomic_acks` do."""
         self.check_atomic_acks()
         await self._store(delivered, [], {}, store=store)
+
+    @checked
+    async def check_held(self, delivered: RecordPack) -> None:
+        """Raise `InvalidRequest` for a pack, or a part of one, that is acknowledged, and `Fenced` where another member
+        has its channel now: the group's coordinator is asked. Raises as `annotate` does, too."""
+        channel = self._channel_of(delivered)
+        if channel is not None and delivered.entries[-1].id <= channel.done:
+            raise InvalidRequest(f"this pack of {delivered.channel} is acknowledged: it cannot be given back any more")
+        await self.annotate(delivered, self.metadata(delivered.channel))
 
     @checked
     def is_acknowledged(self, delivered: RecordPack) -> bool:
@@ -277,13 +290,16 @@ class RecordMember(AsyncIterator[RecordPack]):
                 after=(term, cseq),
                 on_bad=lambda name, entry, error: self._bad(channel, name, entry, error),
                 grants=self._grants,
-                where=self._filter,
+                where=self._filter_of(delivered.channel),
             ),
             time,
             GroupFilter(self._where, state.filter.version or int(self._where is not None)),
             (term, cseq),
         )
         return channel
+
+    def _filter_of(self, channel: str) -> RecordFilter | None:
+        return None if channel in self._whole else self._filter
 
     def _bad(self, channel: _Channel, name: str, entry: Entry, error: BadRecord) -> None:
         if self._on_bad is not None:
@@ -388,6 +404,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         channel, left = self._channel_of(pack), None
         if channel is not None:
             upto = pack.entries[-1].id
+            channel.done = max(channel.done, upto)
             left = next((covers for last, covers in channel.ends.items() if last <= upto < covers.entries[-1].id), None)
             if channel.bad:
                 channel.bad = [bad for bad in channel.bad if bad[0].id > upto]

@@ -5,6 +5,12 @@ the first batch of an assignment epoch, and before each attempt after a failed o
 first entry and the number of the attempt. From the second attempt on the entries of a batch are processed one by one,
 each acknowledged by itself, so that its good ones are not lost with a bad one. Meanwhile the channel is paused, and
 nothing passes the batch; the other channels go on.
+
+Of a member with a retry topic, an entry that has failed alone is put there in the place of that, as a message that is
+due later, and the channel goes on. The decision is stored with the position before the copy is sent, with the copy's
+id: whichever member gets the entry next calls no handler, but sends the copy again under that id, which owners take
+once. So an entry is never both processed and tried again. Each decision has an id that no other one has, so that none
+rests on members' clocks, nor on what positions say that were moved back.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from weakref import WeakKeyDictionary
 import msgpack
 
 from ..clock import HybridClock
-from ..errors import AckTimeout, Fenced, InvalidRequest, MessageTooLarge, TidewalError
+from ..errors import AckTimeout, Fenced, InvalidRequest, MessageTooLarge, OutcomeUnknown, TidewalError
 from ..log.record import DECODE_ERRORS
 from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
@@ -32,6 +38,7 @@ from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .nack import Nack
 from .retry_policy import RetryPolicy
+from .retry_topic import WithRetryTopic, retry_topic_of
 from .work import (
     Batch,
     D,
@@ -48,6 +55,8 @@ from .work import (
 
 TURN_S = 1.0  # for how long the units of a batch that is held back are processed before other channels have their turn
 BETWEEN_TURNS_S = 0.001
+COPY_S = 0.5  # for how long all channels wait until a copy is in the retry topic; behind that its own does
+COPY_AGAIN_S = 0.25  # between two looks whether it is
 UNCOUNT_S = 2.0  # for how long an end that is no attempt's fault waits until the attempt is taken back
 
 _log = logging.getLogger("tidewal.groups")
@@ -71,23 +80,28 @@ class _HandlerRaised(Exception):
 
 
 class Attempts(NamedTuple):
-    """How many attempts were begun at what begins with the entry `id`; `alone`: that was no more than one unit."""
+    """How many attempts were begun at what begins with the entry `id`; `alone`: that was no more than one unit. With a
+    `copy_id` these are over, and the entry goes to the retry topic as that copy."""
 
     id: bytes = b""
     begun: int = 0
     alone: bool = True
+    copy_id: bytes = b""
 
     def to_bytes(self) -> bytes:
         """The wire form; b"" for none."""
-        return cast(bytes, msgpack.packb(self)) if self.begun else b""
+        if not self.begun and not self.copy_id:
+            return b""
+        return cast(bytes, msgpack.packb(self if self.copy_id else self[:3]))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Attempts:
         """What `to_bytes` wrote; none for anything else."""
         with suppress(*DECODE_ERRORS):
-            id, begun, alone = cast("list[object]", msgpack.unpackb(data))
-            if isinstance(id, bytes) and type(begun) is int and type(alone) is bool:
-                return cls(id, begun, alone)
+            id, begun, alone, *more = cast("list[object]", msgpack.unpackb(data))
+            copy_id = more[0] if more else b""
+            if isinstance(id, bytes) and type(begun) is int and type(alone) is bool and isinstance(copy_id, bytes):
+                return cls(id, begun, alone, copy_id)
         return cls()
 
 
@@ -103,6 +117,21 @@ class _Held(Generic[D]):
     waits: int = 0  # attempts that did not count, in a row
     turn_ends: float = 0.0
     goes_on: bool = True  # with the next unit in this turn
+    copy_id: bytes = b""  # as which the first unit goes to the retry topic; b"": it does not
+    delay_s: float = 0.0  # ... to be due after so long
+    refused: bool = False  # the retry topic does not take the first unit
+    sending: asyncio.Task[None] | None = None  # the copy of the first unit
+    began: float = 0.0  # when that was begun to be sent
+
+    def begin_unit(self, made: int) -> None:
+        """Another unit is the first one, at which so many attempts were made before it was delivered."""
+        self.made, self.error, self.waits = made, None, 0
+        self.copy_id, self.refused = b"", False
+
+    def give_up_sending(self) -> None:
+        """The copy is sent again, by the member that has the channel next."""
+        if self.sending is not None:
+            self.sending.cancel()
 
 
 class Retries(Generic[D]):
@@ -127,6 +156,11 @@ class Retries(Generic[D]):
         self._wal, self._member, self._handle, self._complete = wal, member, handle, complete
         self._prepare, self._discard = prepare, discard
         self._policy, self._metrics = policy, metrics
+        self._retry_topic = retry_topic_of(member)
+        if self._retry_topic is not None and discard is not None:
+            raise InvalidRequest(
+                "state by key is with a partition, and a retry topic has others: subscribe without one"
+            )
         self._letters = GroupLetters(wal, member.group, policy.dead_letters, clock)
         self._chance = random.Random(policy.seed)
         self._held: dict[str, _Held[D]] = {}
@@ -146,22 +180,27 @@ class Retries(Generic[D]):
 
     async def work(self, delivered: D) -> bool:
         """Process a batch that was delivered now. Returns whether it is done; if not, it is held back."""
-        self._held.pop(delivered.channel, None)  # of an assignment epoch that is over
+        if over := self._held.pop(delivered.channel, None):  # of an assignment epoch that is over
+            over.give_up_sending()
         id, error = self._errors.pop(delivered.channel, (b"", None))
         error = error if id == delivered.first else None
         before = await self._begun(delivered)
-        if before.begun:
-            made = before.begun if before.alone else 0  # which of several ended the process is not known
-            self._hold(_Held(deque(delivered.parts()), made, error if made else None, self._now()))
+        made = self._made(delivered)
+        if before.begun or before.copy_id:
+            parts = deque(delivered.parts())
+            made = before.begun if before.alone else self._made(parts[0])  # which of several failed is not known
+            held = _Held(parts, made, error if made or before.copy_id else None, self._now())
+            held.copy_id, held.delay_s = before.copy_id, self._pause_s(max(1, made), error)
+            self._hold(held)
             return await self._go_on(delivered.channel)
         try:
-            await self._attempt(delivered, 1, None)
+            await self._attempt(delivered, made + 1, None)
             return True
         except _HandlerRaised as failed:
             if not self._discarded(delivered):  # it goes back with what was before it: no attempt, and no delay
                 self._count(failed.error)
                 return False
-            held = _Held(deque([delivered]), 0, None, 0.0)
+            held = _Held(deque([delivered]), made, None, 0.0)
             self._hold(held)
             try:
                 await self._failed(held, failed.error)
@@ -188,14 +227,16 @@ class Retries(Generic[D]):
     async def _begun(self, delivered: D) -> Attempts:
         """The attempts that earlier members have begun at what begins with this batch; only the first batch of an epoch
         can have any, and the first attempt at it is stored here."""
+        before, first = self._stored(delivered.channel), delivered.first
+        if before.copy_id and before.id == first and self._retry_topic is not None:
+            return before  # its copy may be on its way
         if self._epochs.get(delivered.channel) == delivered.assignment_epoch:
             return Attempts()
-        before, first = self._stored(delivered.channel), delivered.first
         if before in self._excused(delivered.channel):
             before = before._replace(begun=before.begun - 1)
         if before.id != first or not before.begun:
             before = Attempts()
-            await self._begin(delivered, Attempts(first, 1, _alone(delivered)))
+            await self._begin(delivered, Attempts(first, self._made(delivered) + 1, _alone(delivered)))
         self._epochs[delivered.channel] = delivered.assignment_epoch
         return before
 
@@ -206,9 +247,10 @@ class Retries(Generic[D]):
         try:
             try:
                 while held.goes_on:
-                    await self._first_unit(held)
+                    if not await self._first_unit(held):
+                        return False
                     held.units.popleft()
-                    held.made, held.error, held.waits = 0, None, 0
+                    held.begin_unit(self._made(held.units[0]) if held.units else 0)
             except _HandlerRaised as failed:
                 self._discarded(held.units[0])
                 await self._failed(held, failed.error)
@@ -225,27 +267,34 @@ class Retries(Generic[D]):
         self._member.resume(channel)
         return True
 
-    async def _first_unit(self, held: _Held[D]) -> None:
-        """Process the first unit of a held batch, or make dead letters of it."""
+    async def _first_unit(self, held: _Held[D]) -> bool:
+        """Process the first unit of a held batch, put it into the retry topic, or make dead letters of it. Returns
+        whether it is done."""
         unit = held.units[0]
         if is_acknowledged(self._member, unit):  # by its handler, which has failed behind its commit
             held.goes_on = len(held.units) > 1 and self._now() < held.turn_ends
-            return
-        if held.made >= self._policy.attempts or isinstance(held.error, self._policy.permanent):
+            return True
+        if held.copy_id and self._retry_topic is not None:
+            return await self._put_aside(held, self._retry_topic)
+        over = held.made >= self._policy.attempts and held.made > self._made(
+            unit
+        )  # at least one since it was delivered
+        if over or isinstance(held.error, self._policy.permanent):
             await self._give_up(held)
-            return
+            return True
         begins = Attempts(unit.first, held.made + 1, _alone(unit))
         if self._stored(unit.channel) != begins:
             await self._begin(unit, begins)
         if self._retried is not None:
             self._retried.inc()
         await self._attempt(unit, begins.begun, held)
+        return True
 
     def _begin_next(self, held: _Held[D]) -> bytes:
         """The metadata with which the first unit is acknowledged: it begins the attempt at the next one, if that comes
         in this turn."""
         held.goes_on = len(held.units) > 1 and self._now() < held.turn_ends
-        follows = Attempts(held.units[1].first, 1) if held.goes_on else Attempts()
+        follows = Attempts(held.units[1].first, self._made(held.units[1]) + 1) if held.goes_on else Attempts()
         channel = held.units[0].channel
         self._excused(channel).add(follows)
         return self._metadata(channel, follows)
@@ -313,30 +362,102 @@ class Retries(Generic[D]):
             counter = self._metrics.counter("wal_group_dead_letter_total", group=self._member.group, reason=reason)
             counter.inc(len(unit.handled))
 
+    async def _put_aside(self, held: _Held[D], topic: WithRetryTopic[D]) -> bool:
+        """Put the first unit into the retry topic and acknowledge it. Returns whether that is done: a unit that the
+        topic does not take stays in its place."""
+        unit = held.units[0]
+        decided = Attempts(unit.first, held.made, True, held.copy_id)
+        if self._stored(unit.channel) != decided:
+            await self._store(unit, decided)
+        try:
+            with ends_once_closed():
+                if not await self._sent(held, topic):
+                    return False
+        except (MessageTooLarge, InvalidRequest) as error:
+            _log.warning("group %s tries %s again in its place: %s", self._member.group, _shown(unit), error)
+            held.copy_id, held.refused, held.due = b"", True, self._now() + held.delay_s
+            await self._store(unit, Attempts(unit.first, held.made))
+            return False
+        except OutcomeUnknown:  # it is never written; where the channel is another member's by now, to store this fails
+            held.copy_id, held.due = topic.next_copy_id(), self._now()
+            return False
+        except TidewalError as error:
+            if error.retryable or error.fields.get("outcome_unknown"):  # it is sent again as the same copy
+                raise LogAway(error, held.began) from error
+            raise
+        metadata = self._begin_next(held)
+        with of_the_log():
+            await self._member.acknowledge(unit, metadata=metadata)
+        if self._metrics is not None:
+            self._metrics.counter("wal_group_retry_topic_total", group=self._member.group).inc(len(unit.handled))
+        return True
+
+    async def _sent(self, held: _Held[D], topic: WithRetryTopic[D]) -> bool:
+        """Send the copy of the first unit. Returns whether it is there: where its owner, or the log, does not answer,
+        the channel waits for it, and the others go on."""
+        if held.sending is None:
+            unit, error = held.units[0], held.error
+            reason = "the member that had the error is gone" if error is None else repr(error)
+            copy = topic.send_to_retry_topic(
+                unit,
+                failed=held.made - self._made(unit),
+                reason=reason,
+                delay_s=held.delay_s,
+                copy_id=held.copy_id,
+            )
+            held.sending, held.began = asyncio.ensure_future(copy), self._now()
+            held.sending.add_done_callback(_look_at)
+            await asyncio.wait([held.sending], timeout=COPY_S)
+        if not held.sending.done():
+            held.due = self._now() + COPY_AGAIN_S
+            return False
+        sent, held.sending = held.sending, None
+        await sent
+        return True
+
     # ---- holding back -----------------------------------------------------------------------------------------------
 
     def _hold(self, held: _Held[D]) -> None:
         self._held[held.units[0].channel] = held
-        with suppress(Fenced):  # then the next attempt raises it
+        with suppress(Fenced), ends_once_closed():  # then the next attempt raises it
             self._member.pause(held.units[0])
 
     async def _failed(self, held: _Held[D], error: Exception) -> None:
         """Note a failed attempt at the first unit."""
-        unit = held.units[0]
-        _log.info("group %s: attempt %d at %s failed: %r", self._member.group, held.made + 1, _shown(unit), error)
+        unit, made = held.units[0], held.made
+        _log.info("group %s: attempt %d at %s failed: %r", self._member.group, made + 1, _shown(unit), error)
         self._count(error)
-        if self._policy.is_transient(error):
+        transient, alone = self._policy.is_transient(error), _alone(unit)
+        given_back = self._retry_topic is not None and isinstance(error, Nack)
+        if not alone and (given_back or not transient):  # which of them failed is not known
+            held.units.extendleft(reversed(held.units.popleft().parts()))
+            held.begin_unit(self._made(held.units[0]))
+            held.due = self._after(1, error) if self._retry_topic is None else self._now()
+        elif transient:
             held.waits += 1
             held.due = self._after(held.waits, error)
-            await self._excuse(unit, Attempts(unit.first, held.made + 1, _alone(unit)))
-        elif not _alone(unit):  # which of them failed is not known
-            held.units.extendleft(reversed(held.units.popleft().parts()))
-            held.made, held.error, held.waits = 0, None, 0
-            held.due = self._after(1, error)
+            if given_back:
+                held.error = error
+                self._decide_aside(held, error, held.waits)
         else:
-            held.made, held.error, held.waits = held.made + 1, error, 0
+            held.made, held.error, held.waits = made + 1, error, 0
             over = held.made >= self._policy.attempts or isinstance(error, self._policy.permanent)
             held.due = self._now() if over else self._after(held.made, error)
+            if not over:
+                self._decide_aside(held, error, held.made)
+        if transient:
+            await self._excuse(unit, Attempts(unit.first, made + 1, alone))
+
+    def _decide_aside(self, held: _Held[D], error: Exception, attempt: int) -> None:
+        """Let the first unit go to the retry topic, if there is one that takes it."""
+        if self._retry_topic is not None and not held.refused:
+            held.copy_id = self._retry_topic.next_copy_id()
+            held.delay_s, held.due = self._pause_s(attempt, error), self._now()
+
+    def _made(self, unit: D) -> int:
+        """How many attempts were made at the unit before it came from the retry topic. Those of several units differ:
+        attempts at them together count from 0, and for none of them."""
+        return self._retry_topic.attempts_of(unit) if self._retry_topic is not None and _alone(unit) else 0
 
     def _count(self, error: Exception) -> None:
         if self._metrics is not None and isinstance(error, AckTimeout):
@@ -347,6 +468,7 @@ class Retries(Generic[D]):
     def _drop(self, channel: str) -> None:
         held = self._held.pop(channel, None)
         if held is not None:
+            held.give_up_sending()
             if held.error is not None:
                 self._errors[channel] = held.units[0].first, held.error
             self._discarded(held.units[0])
@@ -372,11 +494,20 @@ class Retries(Generic[D]):
         return wrap(Layer.ATTEMPTS, attempts.to_bytes(), inside)
 
     def _after(self, attempt: int, error: Exception) -> float:
+        return self._now() + self._pause_s(attempt, error)
+
+    def _pause_s(self, attempt: int, error: Exception | None) -> float:
         asked_s = error.delay_s if isinstance(error, Nack) else None
-        return self._now() + (self._policy.pause_s(attempt, self._chance) if asked_s is None else asked_s)
+        return self._policy.pause_s(attempt, self._chance) if asked_s is None else asked_s
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _look_at(sent: asyncio.Task[None]) -> None:
+    """What was given up is not said to have failed unseen."""
+    if not sent.cancelled():
+        sent.exception()
 
 
 def _alone(unit: Batch) -> bool:

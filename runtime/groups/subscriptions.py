@@ -1,7 +1,7 @@
 """The channels that a member subscribes to: names, and patterns with `*`.
 
 The partitions of a foreign topic are channels named `TOPIC:NUMBER`; the name of the topic, or a pattern that it
-matches, means all of them.
+matches, means all of them. The channels that a migration has made are no pattern's: their entries are not programs'.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ..errors import InvalidRequest, Overloaded
+from ..log.migration_state import is_migration_channel
 
 MAX_SUBSCRIPTIONS = 10_000  # names and patterns of one member
 MAX_PATTERNS = 100  # of them with `*`: each is matched against each channel
@@ -39,4 +40,6 @@ class Subscription:
     def takes(self, channel: str) -> bool:
         """Whether the member subscribes to the channel."""
         topic = channel.partition(":")[0]
-        return not self.names.isdisjoint((channel, topic)) or any(pattern.match(topic) for pattern in self._patterns)
+        if not self.names.isdisjoint((channel, topic)):
+            return True
+        return any(pattern.match(topic) for pattern in self._patterns) and not is_migration_channel(channel)

@@ -15,6 +15,7 @@ from ..arguments import checked
 from ..errors import ConfigError, InvalidRequest
 from ..extras import install_command
 from .backend import WalBackend
+from .migration_state import check_in_use
 from .read_only import ReadOnlyWal
 from .redaction import shown_url, split_url
 from .wal import Wal
@@ -31,7 +32,8 @@ async def open_wal(url: str | Path, *, read_only: bool = False, **options: Any) 
     """Open the log at `url` ("NAME://…") with the backend of that name; `options` are the adapter's. A path, or a text
     with a `/` that is no URL, is the directory of an embedded log, or of a node, which has it in `log`. Raises
     `ConfigError` for a scheme that no installed adapter has and for an adapter whose packages are missing,
-    `InvalidRequest` for an option that there is not, and what the adapter raises.
+    `InvalidRequest` for an option that there is not, `Moved` for a log that was migrated to another one, `Unavailable`
+    while that has not ended, and what the adapter raises.
 
     `read_only` opens a log that is there and changes nothing: no directory, topic or namespace is made, no ownership is
     taken over, now or later, and every call that writes raises `ReadOnly`. Where there is no log, or no process that
@@ -46,7 +48,13 @@ async def open_wal(url: str | Path, *, read_only: bool = False, **options: Any) 
     with _missing_package(entry), _unknown_option(entry.name, options), _waiting_told(backend, url):
         if read_only:
             return ReadOnlyWal(await backend.open(url, read_only=True, **options))
-        return await backend.open(url, **options)
+        wal = await backend.open(url, **options)
+    try:
+        await check_in_use(wal, shown_url(url))
+    except BaseException:
+        await wal.close()
+        raise
+    return wal
 
 
 def _url_of(where: str | Path) -> str:

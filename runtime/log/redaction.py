@@ -11,6 +11,7 @@ HIDDEN = "***"
 
 _URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://)?)([^?#]*)([?#]?)(.*)", re.DOTALL)
 _LOGIN = re.compile(r"/+[^/]*:[^/]*@")  # behind one slash too few or too many, where a path would begin
+_ENDPOINT = re.compile(r"endpoint=https?(://|%3A%2F%2F)[A-Za-z0-9.-]+((:|%3A)[0-9]{1,5})?/?", re.IGNORECASE)
 _NAMED = re.compile(r"([A-Za-z][A-Za-z0-9_.-]*)=")
 
 
@@ -19,7 +20,8 @@ def shown_url(url: str) -> str:
 
     Takes any text and never fails: errors show malformed URLs above all, so a slash, `?` or `#` that a password
     should have had as %2F, %3F or %23 ends nothing here. All values are hidden, since only the adapter knows which
-    of its options are secret. A path of this machine keeps its `@`."""
+    of its options are secret, but for an `endpoint` that is a host and a port: it is a part of the place.
+    A path of this machine keeps its `@`."""
     parts = _URL.fullmatch(url)
     assert parts is not None  # every part may be empty
     scheme, place, mark, options = parts.groups()
@@ -40,5 +42,7 @@ def split_url(url: str) -> SplitResult:
 
 
 def _shown_option(option: str) -> str:
+    if _ENDPOINT.fullmatch(option):
+        return option
     named = _NAMED.match(option)
     return f"{named[1]}={HIDDEN}" if named else HIDDEN

@@ -53,6 +53,7 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_group_retry_total",  # likewise
     "wal_group_ack_timeout_total",  # these two in tests/runtime/test_groups_visibility.py
     "wal_group_nack_total",
+    "wal_group_retry_topic_total",  # of members that process: tests/actors/test_topic_retries.py
     "wal_keyed_state_keys",  # of programs with keyed state, as are these five: tests/runtime/dataflow
     "wal_keyed_state_bytes",
     "wal_keyed_changelog_bytes",
@@ -97,6 +98,7 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
 OF_SUPERVISORS = {"process_up", "process_restarts_total"}  # of several processes: tests/cli/test_processes.py
 OF_CLUSTERS = {"querynode_fan_out_total"}  # of several QueryNodes: test_replicas.py
 OF_OBJECTS = {metric.name for metric in METRICS if metric.name.startswith("objects_")}  # tests/adapters/objects
+OF_REPLICATORS = {metric.name for metric in METRICS if metric.name.startswith("replication_")}  # they are no nodes
 OF_SPARK = {metric.name for metric in METRICS if metric.name.startswith("spark_")}  # of its driver, which is no node
 
 
@@ -140,7 +142,8 @@ async def test_a_node_at_work_writes_every_metric(tmp_path):
         page = metrics.render().decode()
     await wal.close()
     silent = {metric.name for metric in METRICS} - {name for name, value in series.items() if value}
-    assert silent - ONLY_ON_FAULT - NOTHING_AT_REST - OF_OBJECTS - OF_SPARK - OF_SUPERVISORS - OF_CLUSTERS == set()
+    of_others = OF_OBJECTS | OF_REPLICATORS | OF_SPARK | OF_SUPERVISORS | OF_CLUSTERS
+    assert silent - ONLY_ON_FAULT - NOTHING_AT_REST - of_others == set()
     assert set(series) >= NOTHING_AT_REST
     assert 'collection_name="people"' in page  # of the second one; the first one's rows are not counted on
     assert metrics.value("proxy_insert_vectors_total", collection_name="people") == 0

@@ -150,6 +150,8 @@ BEHIND_THE_LOG = {
     "verify tables": [],
     "verify objects": [],
     "salvage": [],
+    "migrate": ["--status"],
+    "promote": ["--force"],
     "spark tail": ["c"],
     "spark count": ["c"],
     "spark export": ["c", "d"],

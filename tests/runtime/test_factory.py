@@ -31,7 +31,11 @@ class ThirdBackend(WalBackend):
     url_form = "third://HOST"
 
     async def open(self, url, **options):
-        return url, options
+        from tidewal.runtime.testing.memory import MemoryWal  # late: the metrics, which it needs, ask all backends
+
+        wal = MemoryWal()
+        wal.opened_with = url, options
+        return wal
 
 BACKEND = ThirdBackend()
 """
@@ -39,6 +43,7 @@ BACKEND = ThirdBackend()
 SLOW_ADAPTER = """
 import asyncio
 from tidewal.runtime.log.backend import WalBackend
+from tidewal.runtime.testing.memory import MemoryWal
 
 class SlowBackend(WalBackend):
     name = "slow"
@@ -48,6 +53,7 @@ class SlowBackend(WalBackend):
 
     async def open(self, url, **options):
         await asyncio.sleep(float(url.rpartition("/")[2]))
+        return MemoryWal()
 
 BACKEND = SlowBackend()
 """
@@ -104,8 +110,8 @@ async def test_a_path_is_the_directory_of_an_embedded_log_or_of_a_node(tmp_path,
 
 async def test_a_third_party_adds_a_backend_and_gets_its_options(install):
     install("third", ADAPTER)
-    assert await open_wal("third://x", size=3) == ("third://x", {"size": 3})
-    assert await open_wal("third+tls://x") == ("third+tls://x", {})
+    assert (await open_wal("third://x", size=3)).opened_with == ("third://x", {"size": 3})
+    assert (await open_wal("third+tls://x")).opened_with == ("third+tls://x", {})
     assert find_backend("third://x").name == "third"
     assert "third" in [backend.name for backend in installed_backends()]
     with pytest.raises(ConfigError, match=r"no adapter for 'third\+ssl://x'.*third://HOST"):
@@ -138,7 +144,7 @@ async def test_an_adapter_whose_package_is_missing_names_what_to_install(install
 
 
 async def test_an_adapter_that_needs_its_package_to_open_names_it_too(install):
-    install("late", ADAPTER.replace("third", "late").replace("return url, options", "import another_that_nobody_has"))
+    install("late", ADAPTER.replace("third", "late").replace("return wal", "import another_that_nobody_has"))
     assert find_backend("late://x").name == "late"
     with pytest.raises(ConfigError, match=r"another_that_nobody_has.*pip install 'third-party-late\[late\]'"):
         await open_wal("late://x")
@@ -174,7 +180,7 @@ from tidewal.runtime.metrics.metrics import Metrics
 settings = load_settings(arguments={"mq.type": "third", "third.path": "x", "third.oldAge": 7}, environment={})
 metrics = Metrics()
 metrics.counter("third_turns_total").inc(3)
-url, options = asyncio.run(open_wal(wal_url(settings), **wal_options(settings, metrics=metrics)))
+url, options = asyncio.run(open_wal(wal_url(settings), **wal_options(settings, metrics=metrics))).opened_with
 assert url == "third://x"
 assert options["settings"] is settings.of_backend("third")
 assert options["metrics"].value("third_turns_total") == 3

@@ -73,6 +73,11 @@ WRONG = [
         ("kafka://h:1,h:2/prefix", "kafka://h:1,h:2/prefix"),
         ("nonsense", "nonsense"),
         ("", ""),
+        ("s3://b/p?endpoint=http://a:9000&secret=x", "s3://b/p?endpoint=http://a:9000&secret=***"),
+        ("s3://b/p?endpoint=http%3A%2F%2Fa.b%3A9000", "s3://b/p?endpoint=http%3A%2F%2Fa.b%3A9000"),
+        ("s3://b/p?endpoint=http://user:secret@a:9000", "s3://***?endpoint=***"),
+        ("s3://b/p?endpoint=http://user:secret%40a:9000", "s3://b/p?endpoint=***"),
+        ("s3://b/p?endpoint=secret", "s3://b/p?endpoint=***"),
     ],
 )
 def test_a_url_is_shown_without_credentials(url: str, shown: str):

@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ....runtime.clock import Clock, SystemClock
 from ....runtime.errors import Closed, DirectoryInUse, Fenced, Overloaded, TidewalError, Unavailable
@@ -22,6 +22,7 @@ from ....runtime.groups.group_consumer import GroupConsumer
 from ....runtime.groups.group_wal import GroupWal
 from ....runtime.log.admission import PendingBytes
 from ....runtime.log.checks import check_plain
+from ....runtime.log.migration_state import check_in_use
 from ....runtime.log.stamps import present
 from ....runtime.log.wal import (
     Append,
@@ -42,10 +43,11 @@ from ..owner.store import CAPABILITIES, RocksMQ
 from .inflight import InflightAppends
 from .owner import Owner, RemoteOwner
 from .shared_coordinator_client import SharedCoordinatorClient
-from .shared_reader import SharedReader, cancelling
+from .shared_reader import RemoteLog, SharedReader, cancelling
 
 if TYPE_CHECKING:
     from ....runtime.filters.record_filter import RecordFilter
+    from ....runtime.log.wal import Wal
 
 T = TypeVar("T")
 
@@ -71,6 +73,7 @@ class SharedRocksMQ(GroupWal):
         takeover: bool = True,
         unowned_s: float | None = None,
         failover_s: float = FAILOVER_S,
+        read_only: bool = False,
         **options: Any,
     ) -> SharedRocksMQ:
         """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`. With `unowned_s`
@@ -79,7 +82,9 @@ class SharedRocksMQ(GroupWal):
 
         Whenever the owner is lost, this process searches another for `failover_s` seconds (0: one attempt); then all
         calls that wait end with `Unavailable`, and the next call begins another search. Over `pending_bytes` (one of
-        `options`; 64 MiB here) of appends that are not answered, `submit` raises `Overloaded`.
+        `options`; 64 MiB here) of appends that are not answered, `submit` raises `Overloaded`. Each owner but the
+        first, which is the opener's to check, is asked whether the log is in use (`check_in_use`): where it was
+        migrated or replaced meanwhile, all calls end with `Moved`, unless the log was opened `read_only`.
 
         Raises `Unavailable`, and what `RocksMQ.open` raises.
         """
@@ -89,6 +94,7 @@ class SharedRocksMQ(GroupWal):
         try:
             await shared.owner()
             shared._unowned_s = None  # from now on the owner may change
+            shared._is_checked = not read_only
         except BaseException:
             await shared.close()
             raise
@@ -101,6 +107,7 @@ class SharedRocksMQ(GroupWal):
         self._address, self._failover_s, self._options = address, failover_s, options
         self._takeover = takeover and bool(address.directory)
         self._unowned_s: float | None = None
+        self._is_checked = False
         self._clock: Clock = options.get("clock") or SystemClock()
         self._loop = asyncio.get_running_loop()
         pending = PendingBytes(options.get("pending_bytes", PENDING_BYTES), self._shown)
@@ -327,6 +334,9 @@ class SharedRocksMQ(GroupWal):
         if owner is None:
             owner = await self._connect(deadline)
         try:
+            if self._is_checked:  # as `open_wal` does, once more: the log may have been migrated without an owner
+                wal = owner if isinstance(owner, RocksMQ) else cast("Wal", RemoteLog(owner))
+                await check_in_use(wal, f"{self.name}://{self._address}")
             ephemeral = await self._ephemeral(owner)
             if isinstance(owner, RemoteOwner) and owner.lost:
                 raise self._no_owner(ConnectionResetError())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from ....runtime.errors import Closed
-from ....runtime.log.wal import Entry, Start
+from ....runtime.log.wal import ChannelInfo, Entry, Start
 from ..journal.channels import encode_id
 from ..owner.reader import Reader
-from ..owner.store import RocksMQ
+from ..owner.store import CAPABILITIES, RocksMQ
 from ..protocol import decode_start, encode_start
 from .owner import READS, Owner, RemoteOwner
 
@@ -22,6 +22,26 @@ POLL_S = 20.0  # how long one request waits at the owner for more entries
 CROWDED_POLL_S = 0.5  # the same while more readers than may wait at once take turns
 
 Answer = tuple[Sequence[Entry], bytes]
+
+
+class RemoteLog:
+    """The log at one owner in another process, with what `check_in_use` calls of a `Wal`."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, owner: RemoteOwner) -> None:
+        self._owner = owner
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        return await self._owner.describe(channel)
+
+    async def read(self, channel: str, start: Start) -> AsyncGenerator[Sequence[Entry]]:
+        at: Sequence[object] = encode_start(start)
+        while True:
+            entries, next_id = await self._owner.read(channel, at, POLL_S)
+            at = ["next", next_id]
+            if entries:
+                yield entries
 
 
 class SharedReader(AsyncIterator[Sequence[Entry]]):

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -20,7 +21,9 @@ from tidewal.adapters.rocksmq.address import Address
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.directory import OwnershipRequest, ownership_requested
 from tidewal.adapters.rocksmq.protocol import HEADER, VERSION, encode
-from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, TidewalError, Unavailable, from_wire
+from tidewal.runtime.errors import Closed, DirectoryInUse, InvalidRequest, Moved, TidewalError, Unavailable, from_wire
+from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
+from tidewal.runtime.log.replication_state import ReplicationPhase, ReplicationState, ReplicationStates
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 
 pytestmark = pytest.mark.slow
@@ -76,6 +79,49 @@ async def test_the_first_owner_and_one_that_took_over_both_yield(opening, helper
     assert owner.store is None
     payloads = sorted(helpers.payloads(await read_all(node)))
     assert payloads == [b"1", b"2", b"3", b"4"]
+
+
+async def test_a_log_that_was_migrated_without_its_owner_is_not_taken_over(opening, directory):
+    owner, other = await opening(), await opening()
+    await owner.create_channel("a", PLAIN)
+    node = await opening(own=True)
+    for wal in (owner, other):
+        await wal.append("a", b"before")
+    state = MigrationState(MigrationPhase.MIGRATING, "id", "rocksmq:///new")
+    await change_migration_state(node, state)
+    await change_migration_state(node, replace(state, phase=MigrationPhase.MIGRATED))
+    latest = await node.latest_id("a")
+    await node.close()
+    async with asyncio.timeout(BOUND_S):
+        refused = await asyncio.gather(*(wal.append("a", b"behind") for wal in (owner, other)), return_exceptions=True)
+    assert all(isinstance(error, Moved) and error.url == state.other for error in refused), refused
+    assert (owner.store, other.store) == (None, None)
+    node = await opening(own=True)
+    assert await node.latest_id("a") == latest
+
+
+@pytest.mark.parametrize("replaced_by", ["migration", "promotion"])
+async def test_a_program_that_never_owns_the_log_writes_nothing_to_one_that_was_replaced(opening, replaced_by):
+    owner = await opening(own=True)
+    await owner.create_channel("a", PLAIN)
+    program, tail = await opening(own=False), await opening(read_only=True)
+    await program.append("a", b"before")
+    if replaced_by == "migration":
+        state = MigrationState(MigrationPhase.MIGRATING, "id", "rocksmq:///new")
+        await change_migration_state(owner, state)
+        await change_migration_state(owner, replace(state, phase=MigrationPhase.MIGRATED))
+    else:
+        state = ReplicationState(ReplicationPhase.REPLACED, other="rocksmq:///new")
+        await ReplicationStates(owner).change(state)
+    latest = await owner.latest_id("a")
+    await owner.close()
+    served = await opening(own=True)  # as `tidewal tail` does, which looks at what was migrated
+    async with asyncio.timeout(BOUND_S):
+        for _ in range(2):
+            with pytest.raises(Moved) as raised:
+                await program.append("a", b"behind")
+            assert raised.value.url == state.other
+        assert await served.latest_id("a") == await tail.latest_id("a") == latest
 
 
 async def test_a_hand_over_is_not_held_up_by_a_close_that_fails(opening, helpers):

@@ -1,0 +1,112 @@
+"""`tidewal migrate`: what a log has goes to another log, which takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from ..runtime.config.loading import url_of
+from ..runtime.errors import BadRecord, InvalidRequest
+from ..runtime.log.migration_state import MigrationState, migration_state
+from ..runtime.log.opening import find_backend
+from ..runtime.log.redaction import shown_url
+from ..runtime.migration.migration import MigrationProof, cancel_migration
+from ..runtime.migration.migration import migrate as migrate_log
+from ..runtime.migration.translation import translate_position
+from ..runtime.streams.messages import Position
+from .connect import completed
+from .open_log import LogUrl, opened
+from .owned_log import owned_log
+from .results import AsJson
+
+
+def migrate(
+    url: LogUrl,
+    to: Annotated[
+        str, typer.Option(help="Where it goes: the URL of a log that is empty or not there yet.", callback=url_of)
+    ] = "",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take a migration back that has not ended.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
+    position: Annotated[
+        str, typer.Option(help="Print, in hex, where a saved position (hex of Position.to_bytes) is in the new log.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Copy all that a log has to another one, prove that both are equal, and let that one take its place.
+
+    No program may have the old log open, and no node may have used it. A migration that was interrupted goes on with
+    the same command. When it has ended, opening the old log to write raises Moved, with the URL of the new one. The
+    environment has the credentials for both. Exits with 0 when the new log is open.
+    """
+    url, to = _absolute(url), _absolute(to)
+    if status:
+        state = completed(_state(url))
+        typer.echo(json.dumps(_fields(state), indent=2) if as_json else _text(state))
+        return
+    if not to:
+        raise InvalidRequest("--to is missing: the URL of the log that it is to go to", argument="to")
+    if position:
+        typer.echo(completed(_translated(url, to, position)).to_bytes().hex())
+    elif cancel:
+        completed(_cancelled(url, to))
+        typer.echo(f"taken back: {shown_url(url)} is in use again")
+    else:
+        proof = completed(_migrated(url, to))
+        typer.echo(json.dumps(proof.to_wire(), indent=2) if as_json else "\n".join(_lines(proof)))
+
+
+async def _state(url: str) -> MigrationState:
+    async with opened(url) as wal:
+        return await migration_state(wal)
+
+
+async def _migrated(url: str, to: str) -> MigrationProof:
+    async with owned_log(url) as old, owned_log(to, create=True) as new:
+        return await migrate_log(old, new, url, to, on_progress=lambda line: typer.echo(line, err=True))
+
+
+async def _cancelled(url: str, to: str) -> None:
+    async with owned_log(url) as old, owned_log(to, create=True) as new:
+        await cancel_migration(old, new, to)
+
+
+async def _translated(url: str, to: str, position: str) -> Position:
+    try:
+        saved = Position.from_bytes(bytes.fromhex(position))
+    except (ValueError, BadRecord) as error:
+        raise InvalidRequest(f"no position: {error}", argument="position") from None
+    async with opened(url) as old, opened(to) as new:
+        return await translate_position(old, new, saved)
+
+
+def _absolute(url: str) -> str:
+    """`url`, in the form in which both logs keep it: a directory from the root on, so that it means the same one to
+    all processes."""
+    if not url or not find_backend(url).capabilities().one_machine:
+        return url
+    scheme, _, rest = url.partition("://")
+    path, mark, options = rest.partition("?")
+    if not path.startswith(("/", ".")):  # a host
+        return url
+    return f"{scheme}://{os.path.abspath(path)}{mark}{options}"
+
+
+def _fields(state: MigrationState) -> dict[str, Any]:
+    return {"phase": str(state.phase), "id": state.id, "other": state.other, **state.proof}
+
+
+def _text(state: MigrationState) -> str:
+    with_other = f", the other log is {state.other}" if state.other else ""
+    lines = [f"{state.phase}{with_other}"]
+    return "\n".join(lines + (_lines(MigrationProof.from_wire(state.proof)) if state.proof else []))
+
+
+def _lines(proof: MigrationProof) -> list[str]:
+    channels = [
+        f"{name}: {each.entries:,} entries, {each.bytes:,} bytes, checksum {each.checksum}"
+        for name, each in proof.channels.items()
+    ]
+    return [*channels, f"{len(channels)} channels and {len(proof.groups)} groups"]

@@ -1,0 +1,52 @@
+"""The file into which `tidewal promote --salvage` writes what a promoted replica does not have of its source."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import TextIO
+
+from ..runtime.errors import InvalidRequest
+from ..runtime.file_sync import sync_file, sync_path
+from ..runtime.log.replication_state import ReplicationState
+from ..runtime.log.wal import Wal
+from ..runtime.replication.promotion import release_source
+from ..runtime.replication.salvage import unreplicated_entries
+
+PARTIAL = ".partial"  # how the name of a file ends that is not whole
+
+
+def check_new(file: Path) -> None:
+    """Raise `InvalidRequest` where `file` is there: it may be the only copy of what an earlier call has salvaged."""
+    if file.exists():
+        raise InvalidRequest(f"{file} is there already: give the name of a new file", argument="salvage")
+
+
+async def write_salvaged(source: Wal, state: ReplicationState, file: Path) -> int:
+    """Write what the promoted replica, whose `state` this is, does not have of `source`: a line of JSON for each entry.
+    How many. The file is whole and durable when it is there, and `source` holds the entries until then. Raises
+    `InvalidRequest` where it is there already or cannot be written, and errors of the log."""
+    check_new(file)
+    partial = file.with_name(file.name + PARTIAL)
+    try:
+        with partial.open("w") as lines:
+            count = await _write(source, state, lines)
+            lines.flush()
+            sync_file(lines.fileno())
+        partial.rename(file)
+        sync_path(file.parent)
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}", argument="salvage") from error
+    await release_source(source, state)
+    return count
+
+
+async def _write(source: Wal, state: ReplicationState, lines: TextIO) -> int:
+    count = 0
+    async for channel, entry in unreplicated_entries(source, state):
+        payload = base64.b64encode(entry.payload).decode()
+        line = {"channel": channel, "id": entry.id.hex(), "timestamp": entry.timestamp, "payload": payload}
+        lines.write(json.dumps(line) + "\n")
+        count += 1
+    return count

@@ -1,0 +1,1 @@
+"""The migration of what a log has to another log."""

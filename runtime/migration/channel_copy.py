@@ -1,0 +1,263 @@
+"""One channel of a migration: copy what is missing at the end of the new channel, and compare the two."""
+
+from __future__ import annotations
+
+from asyncio import Future
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import zip_longest
+from operator import attrgetter
+from struct import Struct
+from typing import TypeAlias
+
+import xxhash
+
+from ..errors import CorruptLog, PositionLost, TidewalError, Unsupported
+from ..log.record import MAGIC, RecordType, read_header
+from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
+from ..loop_bridge import promise
+from ..streams.stream_base import reading
+
+HOLDER = "tidewal-migration"
+APPEND_BYTES = 4 * 1024 * 1024  # of payload in one append
+APPEND_ENTRIES = 10_000  # in one append: small entries have an overhead that brokers and disks bound as well
+
+Check: TypeAlias = Callable[[], Awaitable[None]]
+"""What is called before each write, and raises `Fenced` where another run writes there now."""
+
+_HEAD = Struct("<QQ")  # timestamp and size of an entry, in its checksum
+_TYPE = 0  # the place of the type in a header
+
+# Records that hold ids of entries of their log: copied as they are they would point nowhere in another one.
+HOLDING_IDS = frozenset(
+    {
+        RecordType.CATALOG,
+        RecordType.CLUSTER,
+        RecordType.GROUP,
+        RecordType.PRODUCER,
+        RecordType.PRODUCERS,
+        RecordType.DELAYED,
+        RecordType.CANCELLED,
+        RecordType.STATE,
+        RecordType.LEDGER,
+        RecordType.DEAD_LETTER,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelProof:
+    """What a channel had in both logs when they were compared: its `entries` with `bytes` of payload, and a `checksum`
+    (xxh3-128) over their timestamps and payloads in order. `last_old` and `last_new` are the ids of the last entry in
+    the old and the new log, `latest_old` is what `Wal.latest_id` of the old one said; b"" for none."""
+
+    entries: int
+    bytes: int
+    checksum: str
+    last_old: bytes
+    last_new: bytes
+    latest_old: bytes
+
+
+async def stored_batches(wal: Wal, info: ChannelInfo) -> AsyncGenerator[Sequence[Entry]]:
+    """The entries that a channel had when `info` was made, in order. Raises `PositionLost` where retention removes
+    them meanwhile."""
+    if info.first_id is None or info.latest_id is None:
+        return
+    async with reading(wal, info.name, FromId(info.first_id, inclusive=True)) as batches:
+        async for entries in batches:
+            if entries[-1].id < info.latest_id:
+                yield entries
+                continue
+            if last := [entry for entry in entries if entry.id <= info.latest_id]:
+                yield last
+            return
+
+
+async def stored_entries(wal: Wal, info: ChannelInfo) -> AsyncIterator[Entry]:
+    """`stored_batches`, one by one."""
+    async for entries in stored_batches(wal, info):
+        for entry in entries:
+            yield entry
+
+
+async def hold_channel(wal: Wal, channel: str) -> None:
+    """Keep what the channel has from retention while it is copied and compared."""
+    info = await wal.describe(channel)
+    if info.first_id is not None:
+        await wal.hold(channel, HOLDER, info.first_id)
+
+
+async def unchecked() -> None:
+    """The check of a copier that has the new channel to itself."""
+
+
+async def copy_channel(old: Wal, new: Wal, channel: str, check: Check = unchecked) -> None:
+    """Append to the channel in `new` what it lacks of the one in `old`: as many entries as it has are there already.
+
+    One append at a time is under way, so that whatever becomes of this process the new channel has the first entries
+    of the old one and no others; `check` is called just before each, and it is decided when this returns or raises,
+    unless the error says `outcome_unknown`. Both channels are held: `HOLDER` keeps retention from what is there. Raises
+    `Unsupported` for a record that holds ids of the old log, `MessageTooLarge` for an entry that the new log does not
+    take, what `check` raises, and errors of both logs."""
+    await hold_channel(old, channel)
+    await hold_channel(new, channel)
+    there = 0
+    async for entries in stored_batches(new, await new.describe(channel)):
+        there += len(entries)
+    is_held = there > 0
+    under_way: Future[list[bytes]] | None = None
+    try:
+        async for entries in _gathered(stored_batches(old, await old.describe(channel)), there):
+            for entry in entries:
+                check_movable(channel, entry)
+            if under_way is not None:  # these were read meanwhile
+                await under_way
+                under_way = None
+            await check()
+            if not is_held:  # before more than the first one is there: retention must find the hold
+                await _submitted(new, channel, entries[:1])
+                entries = entries[1:]
+                await hold_channel(new, channel)
+                is_held = True
+                if not entries:
+                    continue
+                await check()
+            under_way = _submitted(new, channel, entries)
+    except TidewalError:
+        if under_way is not None:
+            await under_way
+        raise
+    if under_way is not None:
+        await under_way
+
+
+def _submitted(new: Wal, channel: str, entries: Sequence[Entry]) -> Future[list[bytes]]:
+    """An append of the entries with the timestamps that they have: `append_many` would replace a 0."""
+    appended, done = promise()
+    new.submit([Append(channel, entry.payload, entry.timestamp) for entry in entries], done)
+    return appended
+
+
+async def _gathered(batches: AsyncIterator[Sequence[Entry]], skipped: int) -> AsyncIterator[Sequence[Entry]]:
+    """The entries behind as many as are `skipped`, so many together that an append is worth its sync or its request."""
+    gathered: list[Entry] = []
+    size = 0
+    async for entries in batches:
+        for entry in entries[skipped:]:
+            if gathered and (size + len(entry.payload) > APPEND_BYTES or len(gathered) == APPEND_ENTRIES):
+                yield gathered
+                gathered, size = [], 0
+            gathered.append(entry)
+            size += len(entry.payload)
+        skipped -= min(skipped, len(entries))
+    if gathered:
+        yield gathered
+
+
+def check_movable(channel: str, entry: Entry) -> None:
+    """Raise `Unsupported` for a record that holds ids of its log."""
+    if bytes(entry.payload[: len(MAGIC)]) != MAGIC:
+        return
+    header = read_header(entry.payload)
+    if header is not None and header[_TYPE] in HOLDING_IDS:
+        raise Unsupported(
+            f"{channel} has a record {RecordType(header[_TYPE]).name} ({entry.id.hex()}), which holds ids of this log: "
+            "such channels cannot be migrated yet; drop the channel if it is not needed any more",
+            capability="migration",
+        )
+
+
+async def compare_channel(
+    old: Wal, new: Wal, channel: str, positions: Iterable[bytes]
+) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
+    """Read the channel in both logs to its present end, side by side, and return what they have in common, and where
+    `positions`, ids of `old` up to which all is done, are in `new`: b"" is before all entries.
+
+    Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind a position was
+    removed from `old` before: nobody would notice that in `new`."""
+    info, there = await old.describe(channel), await new.describe(channel)
+    places = dict.fromkeys(sorted(set(positions)), b"")
+    await check_not_lost(old, info, places)
+    checksum = xxhash.xxh3_128()
+    entries = size = 0
+    last_old = last_new = b""
+    async with aclosing(_side_by_side(stored_batches(old, info), stored_batches(new, there))) as batches:
+        async for ours, theirs in batches:
+            _check_equal(channel, entries, ours, theirs)
+            for entry in ours:
+                checksum.update(_HEAD.pack(entry.timestamp, len(entry.payload)))
+                checksum.update(entry.payload)
+                size += len(entry.payload)
+            for id in places:
+                if done := bisect_right(ours, id, key=attrgetter("id")):
+                    places[id] = theirs[done - 1].id
+            entries += len(ours)
+            last_old, last_new = ours[-1].id, theirs[-1].id
+    proof = ChannelProof(entries, size, checksum.hexdigest(), last_old, last_new, info.latest_id or b"")
+    return proof, places
+
+
+async def _side_by_side(
+    ours: AsyncGenerator[Sequence[Entry]], theirs: AsyncGenerator[Sequence[Entry]]
+) -> AsyncGenerator[tuple[Sequence[Entry], Sequence[Entry]]]:
+    """The entries of both, as many of one as of the other at a time; where one has more, these with none at the end."""
+    left: Sequence[Entry] = ()
+    right: Sequence[Entry] = ()
+    async with aclosing(ours), aclosing(theirs):
+        while True:
+            left = left or await _next(ours)
+            right = right or await _next(theirs)
+            if not left and not right:
+                return
+            size = min(len(left), len(right)) or max(len(left), len(right))
+            yield left[:size], right[:size]
+            left, right = left[size:], right[size:]
+
+
+async def _next(batches: AsyncGenerator[Sequence[Entry]]) -> Sequence[Entry]:
+    """The next entries, none at the end. `anext` with a default fails in Python 3.11 where a generator ends at once."""
+    async for entries in batches:
+        return entries
+    return ()
+
+
+def _check_equal(channel: str, before: int, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
+    """Raise `CorruptLog` where entries of both logs, behind as many as lie `before` them, are not the same."""
+    for number, (one, other) in enumerate(zip_longest(ours, theirs), before + 1):
+        if one is None or other is None or one.timestamp != other.timestamp or one.payload != other.payload:
+            shown = [each.id.hex() if each else "none" for each in (one, other)]
+            raise CorruptLog(
+                f"entry {number:,} of {channel} is not the same in both logs ({shown[0]} in the old one, {shown[1]} in "
+                "the new one): something else has written to one of them. Take the migration back with --cancel, and "
+                "begin again"
+            )
+
+
+async def check_not_lost(old: Wal, info: ChannelInfo, positions: Iterable[bytes]) -> None:
+    """Raise `PositionLost` where an entry behind one of the positions of groups was removed."""
+    for id in positions:
+        if await is_lost(old, info, id):
+            raise PositionLost(
+                f"entries of {info.name} behind position {id.hex()} of a group were removed: move the group with "
+                "`tidewal groups seek`, or drop it, and go on. A migration that has begun is first taken back with "
+                "--cancel",
+                channel=info.name,
+                requested=id,
+                first_available=info.first_id,
+            )
+
+
+async def is_lost(wal: Wal, info: ChannelInfo, id: bytes) -> bool:
+    """Whether an entry behind `id` was removed; behind b"" lies what is there."""
+    if not id or id >= (info.latest_id or b"") or (info.first_id is not None and id >= info.first_id):
+        return False
+    if info.first_id is None:
+        return True
+    try:  # ids need not be dense: what follows may be the first that is there
+        async with reading(wal, info.name, FromId(id)) as batches:
+            return (await anext(aiter(batches)))[0].id != info.first_id
+    except PositionLost:
+        return True

@@ -1,0 +1,385 @@
+"""Migrate what a log has to another log, while no program has the old one open.
+
+The steps, each of which may be repeated after a kill:
+
+1. the old log says `migrating`, the new one `reserved`, and, still empty then, `pending`: neither can be opened now
+2. channels with their policies, and the entries in order, to the end of each channel
+3. both are read again and compared; the groups' positions are looked up on the way
+4. the old log says `migrated`, with the proof and the groups' positions: the point of no return
+5. where entries came or groups moved meanwhile, by a program that was not stopped, 2 to 4 again
+6. the groups' positions are stored in the new log, the ends of its channels compared with the proof, and 5 looked at
+   once more
+7. the new log gets the mark of this migration, is given to retention, and comes into use
+
+Before 6 has ended a migration is taken back by `cancel_migration`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
+from ..log.migration_state import (
+    MIGRATION_CHANNEL,
+    MigrationPhase,
+    MigrationState,
+    change_migration_state,
+    come_into_use,
+    is_migration_channel,
+    mark_of,
+    migration_state,
+)
+from ..log.record import MAGIC
+from ..log.redaction import shown_url
+from ..log.replication_state import check_not_replica, check_source_fenced
+from ..log.wal import ChannelPolicy, Wal
+from .channel_copy import HOLDER, ChannelProof, check_not_lost, compare_channel, copy_channel, stored_entries
+from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
+from .migration_run import SETTLE_S, MigrationRun
+
+ROUNDS_MAX = 3  # of copying, until the old log is said to be written to
+NODE_CHANNELS = ("-collection_schema", "-cluster")  # how the names of the states of a node end, with any prefix
+
+OnProgress = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationProof:
+    """What was found equal in both logs, by channel, and the groups' positions in the new one, by group and channel."""
+
+    channels: Mapping[str, ChannelProof]
+    groups: Mapping[str, Mapping[str, GroupPosition]]
+
+    def to_wire(self) -> dict[str, Any]:
+        """The wire form, for JSON."""
+        channels = {
+            name: {key: value.hex() if isinstance(value, bytes) else value for key, value in asdict(each).items()}
+            for name, each in self.channels.items()
+        }
+        groups = {
+            group: {name: [part.hex() for part in each] for name, each in positions.items()}
+            for group, positions in self.groups.items()
+        }
+        return {"channels": channels, "groups": groups}
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> MigrationProof:
+        """The proof of a wire form that `to_wire` returned. Raises `CorruptLog` for anything else."""
+        try:
+            return cls._decoded(wire)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CorruptLog(f"the proof of a migration cannot be read: {error!r}") from error
+
+    @classmethod
+    def _decoded(cls, wire: Mapping[str, Any]) -> MigrationProof:
+        channels = {
+            name: ChannelProof(
+                **{key: bytes.fromhex(each[key]) for key in ("last_old", "last_new", "latest_old")},
+                **{key: each[key] for key in ("entries", "bytes", "checksum")},
+            )
+            for name, each in wire["channels"].items()
+        }
+        groups = {
+            group: {name: GroupPosition(*map(bytes.fromhex, each)) for name, each in positions.items()}
+            for group, positions in wire["groups"].items()
+        }
+        return cls(channels, groups)
+
+
+async def migrate(
+    old: Wal,
+    new: Wal,
+    old_url: str,
+    new_url: str,
+    *,
+    on_progress: OnProgress = lambda _: None,
+    settle_s: float = SETTLE_S,
+) -> MigrationProof:
+    """Migrate `old` to `new`, or go on with that where an earlier call ended; both were opened past their migrations'
+    states, and no other program has either open. `on_progress` is called with a line about each channel before it is
+    copied and when it was found equal. Where another run of the migration may be at work, this one takes its place, and
+    on brokers first waits `settle_s` seconds. Returns what is in both.
+
+    Raises `Unsupported` for what cannot be migrated, `ReplicaReadOnly` and `Moved` where replication has the say
+    over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the new log is not empty,
+    or the old one migrates elsewhere, or was promoted and its source is not fenced, `CorruptLog` where the new one
+    is not as it was found equal, `Fenced` where a later run has taken this one's place, `Unavailable` where a
+    program uses the old log or that is slow, and what the logs raise. After an error it may be called again, or be
+    taken back."""
+    state = await migration_state(old)
+    if await _has_ended(new, state, new_url):
+        return MigrationProof.from_wire(state.proof)
+    await check_not_replica(old, shown_url(old_url))
+    await check_not_replica(new, shown_url(new_url))
+    await check_source_fenced(old)
+    run = await _begin(old, new, state, new_url, settle_s)
+    async with run.letting_go():
+        if await _has_ended(new, run.state, new_url):  # meanwhile
+            return MigrationProof.from_wire(run.state.proof)
+        await _prepare(run, old_url)
+        if run.state.phase is MigrationPhase.MIGRATED and await _is_marked(new, run.state):
+            proof = MigrationProof.from_wire(run.state.proof)
+        else:
+            proof = await _proven(run, old_url, on_progress)
+            for group, positions in proof.groups.items():
+                await store_positions(new, group, positions, run.check)
+            await _check_whole(run, proof)
+            if not await _is_unchanged(old, proof):
+                raise _written_to(old_url)
+            await run.check()
+            await new.create_channel(mark_of(run.state.id), ChannelPolicy())
+        await _release(run, new)
+        await run.check()
+        await come_into_use(new)
+    return proof
+
+
+async def _proven(run: MigrationRun, old_url: str, on_progress: OnProgress) -> MigrationProof:
+    """Copy and compare until the old log says `migrated`, and nothing came to it since it was compared."""
+    state = run.state
+    proof = MigrationProof.from_wire(state.proof) if state.phase is MigrationPhase.MIGRATED else None
+    for _ in range(ROUNDS_MAX):
+        if proof is not None and await _is_unchanged(run.old, proof):
+            return proof
+        proof = await _mirrored(run, on_progress)
+        await run.change(MigrationPhase.MIGRATED, proof.to_wire())
+    raise _written_to(old_url)
+
+
+def _written_to(old_url: str) -> Unavailable:
+    return Unavailable(f"{shown_url(old_url)} is written to: stop the programs that use it, and go on")
+
+
+async def cancel_migration(old: Wal, new: Wal, new_url: str, *, settle_s: float = SETTLE_S) -> None:
+    """Take the migration from `old` to `new`, the log at `new_url`, back: what is in `new` of it is removed, and `old`
+    is in use again. Where a run of the migration may be at work, this one takes its place, and on brokers first waits
+    `settle_s` seconds. Raises `InvalidRequest` where none is under way, where it goes to another log, or where `new`
+    has everything already and may be in use, and `Fenced` as `migrate` does. After an error it may be called again."""
+    state = await migration_state(old)
+    if state.phase in (MigrationPhase.OPEN, MigrationPhase.RESERVED, MigrationPhase.PENDING):
+        raise InvalidRequest("nothing can be taken back: no migration of this log is under way")
+    _check_target(state, new_url)
+    await _check_not_in_use(new, state)
+    run = await MigrationRun.claim(old, new, state, settle_s=settle_s)
+    async with run.letting_go():
+        await _check_not_in_use(new, run.state)
+        if run.state.phase is not MigrationPhase.CANCELLING:
+            await run.change(MigrationPhase.CANCELLING, {})
+        there = await migration_state(new)
+        if there.id == state.id:
+            for channel in await _channels(new) if there.phase is MigrationPhase.PENDING else ():
+                await run.check()
+                await new.drop_channel(channel)
+            await run.check()
+            await come_into_use(new)  # last: what is left of a cancellation bears the id
+        await _release(run, old)
+        await run.check()
+        await come_into_use(old)
+
+
+async def _check_not_in_use(new: Wal, state: MigrationState) -> None:
+    if state.phase is not MigrationPhase.MIGRATED:
+        return
+    if not await _is_pending(new, state) or await _is_marked(new, state):
+        raise InvalidRequest("nothing can be taken back: it is migrated already, and the other log may be in use")
+
+
+# ---- the beginning -------------------------------------------------------------------------------------------------
+
+
+async def _has_ended(new: Wal, state: MigrationState, new_url: str) -> bool:
+    """Whether the new log is in use: an earlier run has ended the migration."""
+    if state.phase is not MigrationPhase.MIGRATED:
+        return False
+    _check_target(state, new_url)
+    return await _is_marked(new, state) and not await _is_pending(new, state)
+
+
+async def _begin(old: Wal, new: Wal, state: MigrationState, new_url: str, settle_s: float) -> MigrationRun:
+    """A run of the migration that the old log is in now, or of a new one."""
+    if state.phase in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
+        raise Unavailable("this log is the target of a migration that has not ended: end that one first")
+    if state.phase is MigrationPhase.CANCELLING:
+        raise Unavailable("this migration is being taken back: end that with --cancel, then begin again")
+    if state.phase is MigrationPhase.OPEN:
+        await _check_movable(old, new)
+        await _check_empty(new)
+        return await MigrationRun.begin(
+            old, new, MigrationState(MigrationPhase.MIGRATING, uuid4().hex, shown_url(new_url))
+        )
+    _check_target(state, new_url)
+    return await MigrationRun.claim(old, new, state, settle_s=settle_s)
+
+
+async def _prepare(run: MigrationRun, old_url: str) -> None:
+    """Let the new log know of the migration, or find that it does.
+
+    The log is looked at again once it is reserved, when no program can open it any more: what came to it before that is
+    others', and stays. Only one that was empty then becomes `pending`, and `--cancel` removes channels there alone."""
+    state, new, there = run.state, run.new, await migration_state(run.new)
+    if state.phase is MigrationPhase.MIGRATED:
+        await _check_bears(new, there, state)
+        return
+    if there.id != state.id:
+        await _check_empty(new)
+        there = MigrationState(MigrationPhase.RESERVED, state.id, shown_url(old_url))
+        await run.check()
+        await change_migration_state(new, there)
+    if there.phase is MigrationPhase.RESERVED:
+        is_empty = await _is_empty(new)
+        await run.check()
+        if not is_empty:
+            await come_into_use(new)
+            raise _not_empty()
+        await change_migration_state(new, replace(there, phase=MigrationPhase.PENDING))
+
+
+async def _is_pending(new: Wal, state: MigrationState) -> bool:
+    there = await migration_state(new)
+    return there.phase is MigrationPhase.PENDING and there.id == state.id
+
+
+def _check_target(state: MigrationState, new_url: str) -> None:
+    if state.other != shown_url(new_url):
+        raise InvalidRequest(f"this log migrates to {state.other}: go on with that one, or take it back with --cancel")
+
+
+async def _check_bears(new: Wal, there: MigrationState, state: MigrationState) -> None:
+    """The old log is migrated: a log that does not know of that is not the one which has its entries."""
+    if there.id != state.id and not await _is_marked(new, state):
+        raise CorruptLog(
+            f"the old log was migrated to {state.other}, and the log there now is not that one: it was emptied, "
+            "removed or replaced. Nothing was changed; the old log still has all that it had, and can be read"
+        )
+
+
+async def _is_marked(new: Wal, state: MigrationState) -> bool:
+    return mark_of(state.id) in await new.channels()
+
+
+async def _check_movable(old: Wal, new: Wal) -> None:
+    for wal in (old, new):
+        if wal.capabilities.foreign_topics:
+            raise Unsupported("topics that others made are not migrated", capability="migration")
+    for channel in await _channels(old):
+        if await _is_nodes(old, channel):
+            raise Unsupported(
+                f"{channel} belongs to a node, whose log cannot be migrated yet: docs/how-to/move-to-brokers.md says "
+                "how to move its rows",
+                capability="migration",
+            )
+    groups = await idle_groups(old)
+    if groups and not new.capabilities.groups:
+        raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")
+    for group in groups:
+        for channel, id in group.positions.items():
+            await check_not_lost(old, await old.describe(channel), [id or b""])
+
+
+async def _is_nodes(wal: Wal, channel: str) -> bool:
+    """Whether a node keeps its state in the channel. A program may have channels with such a name: beside the catalog
+    that each node has, it is the first record that says so."""
+    catalog, cluster = NODE_CHANNELS
+    if channel.endswith(cluster):
+        async for entry in stored_entries(wal, await wal.describe(channel)):
+            return bytes(entry.payload[: len(MAGIC)]) == MAGIC
+    return channel.endswith(catalog)
+
+
+async def _check_empty(new: Wal) -> None:
+    if await migration_state(new) != MigrationState() or not await _is_empty(new):
+        raise _not_empty()
+
+
+async def _is_empty(new: Wal) -> bool:
+    return not set(await new.channels()) - {MIGRATION_CHANNEL}
+
+
+def _not_empty() -> InvalidRequest:
+    return InvalidRequest("the new log is not empty: take another directory, or another name on the brokers")
+
+
+# ---- copying -------------------------------------------------------------------------------------------------------
+
+
+async def _mirrored(run: MigrationRun, on_progress: OnProgress) -> MigrationProof:
+    old, new = run.old, run.new
+    groups = await idle_groups(old)
+    channels: dict[str, ChannelProof] = {}
+    places: dict[str, Mapping[bytes, bytes]] = {}
+    for name in await _channels(old):
+        info = await old.describe(name)
+        if info.policy.temporary:  # it belongs to a process that is gone
+            continue
+        await run.check()
+        await new.create_channel(name, info.policy)
+        if info.policy.ephemeral:
+            continue
+        on_progress(f"copying {name}")
+        await copy_channel(old, new, name, run.check)
+        positions = [group.positions[name] or b"" for group in groups if name in group.positions]
+        channels[name], places[name] = await compare_channel(old, new, name, positions)
+        on_progress(f"{name} is equal in both")
+    await _check_no_others(run)
+    moved: dict[str, dict[str, GroupPosition]] = {}
+    for group in groups:
+        found = await stored_metadata(old, group.name, group.positions.keys() & places.keys())
+        moved[group.name] = {
+            name: GroupPosition(places[name][group.positions[name] or b""], metadata, group.positions[name] or b"")
+            for name, metadata in found.items()
+        }
+    return MigrationProof(channels, moved)
+
+
+async def _is_unchanged(old: Wal, proof: MigrationProof) -> bool:
+    """Whether nothing came to the old log since it was compared, and no group has moved there. Raises `Unavailable`
+    where one has members."""
+    for name in await _channels(old):
+        info = await old.describe(name)
+        known = proof.channels.get(name)
+        is_stored = not info.policy.ephemeral and not info.policy.temporary
+        if is_stored and (known is None or known.latest_old != (info.latest_id or b"")):
+            return False
+    then = {(group, name): each.old for group, places in proof.groups.items() for name, each in places.items()}
+    now = {
+        (group.name, name): id or b""
+        for group in await idle_groups(old)
+        for name, id in group.positions.items()
+        if name in proof.channels
+    }
+    return now == then
+
+
+async def _check_whole(run: MigrationRun, proof: MigrationProof) -> None:
+    """Raise `CorruptLog` where the new log has not the channels of the proof, each ending where it did then."""
+    await _check_no_others(run)
+    there = set(await run.new.channels())
+    for name, each in proof.channels.items():
+        if name not in there or ((await run.new.describe(name)).latest_id or b"") != each.last_new:
+            raise CorruptLog(
+                f"{name} has changed in the new log since it was found equal: something else has written to it, or "
+                "removed it. Take the migration back with --cancel, and begin again"
+            )
+
+
+async def _check_no_others(run: MigrationRun) -> None:
+    """Raise `CorruptLog` where the new log has a channel that the old one has not."""
+    for name in set(await _channels(run.new)) - set(await _channels(run.old)):
+        raise CorruptLog(
+            f"{name} is in the new log only: another program has made it there, or removed it from the old log. Take "
+            "the migration back with --cancel, and begin again"
+        )
+
+
+async def _channels(wal: Wal) -> list[str]:
+    return [name for name in await wal.channels() if not is_migration_channel(name)]
+
+
+async def _release(run: MigrationRun, wal: Wal) -> None:
+    for name in await _channels(wal):
+        if not (await wal.describe(name)).policy.ephemeral:
+            await run.check()
+            await wal.hold(name, HOLDER, None)

@@ -1,0 +1,198 @@
+"""One channel of a replica: what comes to the channel in the source is appended to that of the replica, once, in order.
+
+One append at a time is under way, so whatever becomes of this process, what the replica has behind a saved pair of
+places (`ReplicatedChannel`) are the entries that follow in the source, in order, and no others. Whoever goes on counts
+and compares them: the position is the replica's own end. Both logs hold what lies behind the saved pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+
+import xxhash
+
+from ..errors import ChannelNotFound, CorruptLog, PositionLost, Unsupported
+from ..log.replication_state import ReplicatedChannel, behind
+from ..log.wal import Append, ChannelInfo, Entry, From, FromId, Wal
+from ..loop_bridge import promise
+from ..migration.channel_copy import APPEND_BYTES, check_movable, is_lost
+from ..streams.stream_base import reading
+from ..waiting import to_its_end
+
+
+class ReplicaDiffers(CorruptLog):
+    """The replica has other entries behind the saved places than the source: the channel was dropped and created again
+    at the source meanwhile, or something else has written to the replica (`channel`)."""
+
+
+async def batches_behind(wal: Wal, info: ChannelInfo, id: bytes) -> AsyncIterator[Sequence[Entry]]:
+    """The entries behind `id`, b"" for all, that the channel had when `info` was made. Raises `PositionLost` where
+    there were some that were removed."""
+    if info.first_id is None or info.latest_id is None or id >= info.latest_id:
+        return
+    start = FromId(id) if id else FromId(info.first_id, inclusive=True)
+    async with reading(wal, info.name, start) as batches:
+        async for entries in batches:
+            if entries[-1].id < info.latest_id:
+                yield entries
+                continue
+            yield [entry for entry in entries if entry.id <= info.latest_id]
+            return
+
+
+async def entries_behind(wal: Wal, info: ChannelInfo, id: bytes) -> AsyncIterator[Entry]:
+    """`batches_behind`, one by one."""
+    async for entries in batches_behind(wal, info, id):
+        for entry in entries:
+            yield entry
+
+
+async def place_behind(target: Wal, channel: str, id: bytes, count: int) -> bytes | None:
+    """The id of the `count`-th entry behind `id`; None where there are not so many. With 0 `id` itself."""
+    if not count:
+        return id
+    async for entry in entries_behind(target, await target.describe(channel), id):
+        count -= 1
+        if not count:
+            return entry.id
+    return None
+
+
+class ChannelMirror:
+    """Brings one channel of `source` to `target`, from `place` on. `check` is called before each append, and raises
+    where this process must not write any more. `place` is the last pair that is durable in the replica."""
+
+    def __init__(
+        self, source: Wal, target: Wal, channel: str, place: ReplicatedChannel, check: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._source, self._target, self._channel, self._check = source, target, channel, check
+        self.place: ReplicatedChannel = replace(place, halted="")
+
+    async def follow(self) -> None:
+        """Go on until cancelled; what was being appended has been answered then. Raises `ChannelNotFound` when the
+        channel is dropped, `ReplicaDiffers`, `PositionLost` where the source has removed what follows, `Unsupported`
+        and `MessageTooLarge` for an entry that cannot be brought over, and errors of both logs."""
+        await self._resume()
+        async with reading(self._source, self._channel, self._start) as batches:
+            async for entries in batches:
+                for part in appendable(entries):
+                    await self._append(part)
+        raise ChannelNotFound(f"the source has {self._channel} no more", channel=self._channel)
+
+    async def catch_up(self) -> None:
+        """Bring over what the source has now. Raises as `follow`."""
+        await self._resume()
+        info = await self._source.describe(self._channel)
+        async for entries in batches_behind(self._source, info, self.place.source):
+            for part in appendable(entries):
+                await self._append(part)
+
+    @property
+    def _start(self) -> FromId | From:
+        return FromId(self.place.source) if self.place.source else From.EARLIEST
+
+    async def _resume(self) -> None:
+        """Move `place` behind what the replica has already. Raises `ReplicaDiffers` where that is not what follows in
+        the source."""
+        info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
+        await self._check_same(info, there)
+        known = [
+            (entry.id, entry_digest(entry)) async for entry in entries_behind(self._target, there, self.place.target)
+        ]
+        if not known:
+            return
+        following = iter(known)
+        target, digest = next(following)
+        try:
+            async for entry in entries_behind(self._source, info, self.place.source):
+                if entry_digest(entry) != digest:
+                    break
+                self.place = replace(self.place, source=entry.id, target=target, timestamp=entry.timestamp)
+                if (each := next(following, None)) is None:
+                    return
+                target, digest = each
+        except PositionLost as error:
+            raise self._differs() from error
+        raise self._differs()
+
+    async def _check_same(self, info: ChannelInfo, there: ChannelInfo) -> None:
+        """Raise `ReplicaDiffers` where the source's channel is seen to be another one than the replica's. Its own one
+        has all that lies behind the place: it is held."""
+        if await is_lost(self._source, info, self.place.source):
+            raise self._differs()
+        if self.place.source > (info.latest_id or b"") or self.place.target > (there.latest_id or b""):
+            raise self._differs()
+        ours = await entry_at(self._source, info, self.place.source)
+        theirs = await entry_at(self._target, there, self.place.target)
+        if ours is not None and theirs is not None and entry_digest(ours) != entry_digest(theirs):
+            raise self._differs()
+
+    async def _append(self, entries: Sequence[Entry]) -> None:
+        """Append `entries`, or those before the first that cannot be brought over, and raise what is wrong with it."""
+        for at, entry in enumerate(entries):
+            try:
+                check_movable(self._channel, entry)
+            except Unsupported:
+                await self._append_checked(entries[:at])
+                raise
+        await self._append_checked(entries)
+
+    async def _append_checked(self, entries: Sequence[Entry]) -> None:
+        if not entries:
+            return
+        await self._check()
+        append, done = promise()
+        self._target.submit([Append(self._channel, each.payload, each.timestamp) for each in entries], done)
+        try:
+            await to_its_end(append)
+        finally:
+            if append.done() and not append.cancelled() and append.exception() is None:
+                self._arrived(entries, append.result())
+
+    def _arrived(self, entries: Sequence[Entry], ids: Sequence[bytes]) -> None:
+        is_dense = self._target.capabilities.numbered_ids
+        if is_dense and self.place.target and ids[0] != behind(self.place.target):
+            raise self._differs()
+        self.place = replace(
+            self.place,
+            source=entries[-1].id,
+            target=ids[-1],
+            timestamp=max(self.place.timestamp, entries[-1].timestamp),
+        )
+
+    def _differs(self) -> ReplicaDiffers:
+        return ReplicaDiffers(
+            f"{self._channel} in the replica is not what the source has: the channel was created anew there, or "
+            "something else has written to the replica",
+            channel=self._channel,
+        )
+
+
+async def entry_at(wal: Wal, info: ChannelInfo, id: bytes) -> Entry | None:
+    """The entry with this id, where the channel still has it."""
+    if not id or info.first_id is None or info.latest_id is None or not info.first_id <= id <= info.latest_id:
+        return None
+    try:
+        async with reading(wal, info.name, FromId(id, inclusive=True)) as batches:
+            entry = (await anext(aiter(batches)))[0]
+    except PositionLost:
+        return None
+    return entry if entry.id == id else None
+
+
+def appendable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
+    """`entries` in parts of at most `APPEND_BYTES`, or of one entry."""
+    begin, size = 0, 0
+    for at, entry in enumerate(entries):
+        if at > begin and size + len(entry.payload) > APPEND_BYTES:
+            yield entries[begin:at]
+            begin, size = at, 0
+        size += len(entry.payload)
+    if begin < len(entries):
+        yield entries[begin:]
+
+
+def entry_digest(entry: Entry) -> bytes:
+    """xxh3-128 of the payload, and of the timestamp."""
+    return xxhash.xxh3_128_digest(entry.payload, entry.timestamp & ((1 << 64) - 1))

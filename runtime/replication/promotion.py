@@ -1,0 +1,225 @@
+"""Bring a replica into use, in the place of its source.
+
+Where the source can be reached, what it has is brought over, so that what cannot be is known while both logs can still
+be used. Then it is fenced: its state says that it is replaced, durably, and nothing opens it to write any more. What
+came meanwhile is brought over to the end, and the replica comes into use: no entry is lost. Where the source cannot be
+reached, the replica comes into use with what it has, and keeps for each channel up to where that is (its places): what
+the source had beyond is salvaged from it when it is back, and it is fenced then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable
+from ..log.migration_state import check_not_migrating
+from ..log.redaction import shown_url
+from ..log.replication_state import (
+    REPLICA_MARK_PREFIX,
+    ReplicatedChannel,
+    ReplicationPhase,
+    ReplicationState,
+    ReplicationStates,
+    check_source_fenced,
+    new_id,
+    replication_state,
+)
+from ..log.wal import Wal
+from ..migration.channel_copy import check_not_lost
+from ..migration.group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
+from ..migration.migration import ROUNDS_MAX
+from .replicator import HOLDER, Replicator, claim_replica, fenced, holder_of, is_own
+from .salvage import counted_place
+
+
+async def promote(source: Wal, target: Wal, source_url: str, target_url: str) -> ReplicationState:
+    """Bring what `source` has over to its replica `target`, fence it, and bring the replica into use; where it is
+    already, only fence. No program has either open. May be repeated after an error. Returns what the replica says then.
+
+    Raises `InvalidRequest` where `target` is not a replica of `source`, `Moved` and `Unavailable` for a log that was
+    migrated or is, `Unavailable` where a group of the source has members, or it is written to all the time,
+    `PositionLost` where retention has cut a group off, and what halts a channel: drop that one at the source, or
+    promote without the source. What halts a channel is raised before the source is fenced, unless it comes just
+    then."""
+    for wal, url in ((source, source_url), (target, target_url)):
+        await check_not_migrating(wal, shown_url(url))
+    state = await replica_of(target)
+    await check_source_fenced(source)
+    if not await _is_fenced(source, state):
+        await _check_groups(source)
+    if state.phase is ReplicationPhase.REPLICA:
+        await _bring_over(source, target, state, source_url, target_url)
+    return await _end(source, target, source_url, target_url)
+
+
+async def _bring_over(source: Wal, target: Wal, state: ReplicationState, source_url: str, target_url: str) -> None:
+    """Bring all over, with `source` fenced on the way, and let `target` say that it is promoted."""
+    replicator = Replicator(source, target, source_url, is_last=True)
+    async with replicator.claimed():
+        await replicator.catch_up()
+        await _fence(source, state, target_url, {})
+        for _ in range(ROUNDS_MAX):
+            before = await _ends(source)
+            await replicator.catch_up()
+            if await _ends(source) == before:
+                break
+        else:
+            raise Unavailable(f"{shown_url(source_url)} is written to: stop the programs that use it, and go on")
+        await _store_metadata(source, target, replicator.state)
+    await release_source(source, state)  # before anything says that the source may have more
+    channels = {
+        name: await counted_place(target, await target.describe(name), place)
+        for name, place in replicator.state.channels.items()
+    }
+    await _promoted(target, channels, "")
+
+
+async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> ReplicationState:
+    """Have the source fenced, and keep there how far the promoted replica `target` has come, for what is salvaged: the
+    replica itself says in a mark that it is promoted."""
+    states = ReplicationStates(target)
+    state = await states.read()
+    if not states.is_settled:
+        await _release(target, HOLDER)
+        await _fence(source, state, target_url, state.channels)
+        await states.settle()
+    elif not await _is_fenced(source, state):
+        raise InvalidRequest(
+            "how far the replica had come is forgotten, as was said with --forget: it fences no source"
+        )
+    replaced = await replication_state(source)
+    return replace(states.state, number=0, other=shown_url(source_url), channels=replaced.channels)
+
+
+async def promote_alone(target: Wal) -> ReplicationState:
+    """Bring `target` into use with what it has, without its source. Its state keeps, for `unreplicated_entries`, how
+    far each channel of the source has come, until `promote` fences the source or `forget_source` is called. May be
+    repeated. Raises `Moved` and `Unavailable` where the replica was migrated or is."""
+    await check_not_migrating(target, "the replica")
+    state = await replica_of(target)
+    if state.phase is ReplicationPhase.PROMOTED:
+        await _release(target, HOLDER)
+        return state
+    states = ReplicationStates(target)
+    claim = new_id()
+    await claim_replica(states, await states.read(), claim, target)  # its replicator may still run
+    channels: dict[str, ReplicatedChannel] = {}
+    for name in await target.channels():
+        info = await target.describe(name)
+        if is_own(name) or info.policy.ephemeral:
+            continue
+        place = states.state.channels.get(name, ReplicatedChannel())  # none: it was not saved since it began
+        channels[name] = await counted_place(target, info, place)
+    return await _promoted(target, channels, claim)
+
+
+async def forget_source(target: Wal) -> None:
+    """Forget how far the replica `target`, promoted without its source, had come: what the source has beyond is not
+    salvaged any more. Raises `InvalidRequest` where it was not promoted."""
+    states = ReplicationStates(target)
+    if (await states.read()).phase is not ReplicationPhase.PROMOTED:
+        raise InvalidRequest("this log is no replica that was promoted: there is no source to forget")
+    await _release(target, HOLDER)
+    await states.settle()
+
+
+async def release_source(source: Wal, state: ReplicationState) -> None:
+    """Let go of what `source` holds for the replica whose `state` this is: of what is salvaged, or will not be."""
+    await _release(source, holder_of(state))
+    await source.drop_channel(REPLICA_MARK_PREFIX + state.log_id)
+
+
+async def forget_replica(source: Wal, id: str) -> None:
+    """Let go of what `source` holds for the replica `id` (`ReplicationState.log_id`), which is lost. Raises
+    `InvalidRequest` where it has no such replica, with those that it has."""
+    names = await source.channels()
+    ids = [name.removeprefix(REPLICA_MARK_PREFIX) for name in names if name.startswith(REPLICA_MARK_PREFIX)]
+    if id not in ids:
+        raise InvalidRequest(f"the log holds nothing for a replica {id!r}, but for: {', '.join(ids) or 'none'}")
+    await release_source(source, ReplicationState(log_id=id))
+
+
+async def replica_of(target: Wal) -> ReplicationState:
+    """The state of a log that is a replica, or was one until it was promoted. Raises `InvalidRequest` for others."""
+    state = await replication_state(target)
+    if state.phase not in (ReplicationPhase.REPLICA, ReplicationPhase.PROMOTED):
+        raise InvalidRequest("this log is no replica: only what `tidewal replicate` writes can be promoted")
+    return state
+
+
+async def _check_groups(source: Wal) -> None:
+    """Raise `Unavailable` where a group has members, and `PositionLost` where it was cut off: in the replica it would
+    begin at the first entry, and nothing would say that it has missed some."""
+    for group in await idle_groups(source):
+        for channel, id in group.positions.items():
+            await check_not_lost(source, await source.describe(channel), [id or b""])
+
+
+async def _is_fenced(source: Wal, state: ReplicationState) -> bool:
+    """Whether the replica, whose `state` this is, has taken the place of the source. Raises `InvalidRequest` where it
+    is not its source, and `Promoted` where another replica has."""
+    known = await replication_state(source)
+    if known.log_id != state.source_id:
+        raise InvalidRequest(f"the log is a replica of {state.other}, and this source is another log")
+    if known.phase is not ReplicationPhase.REPLACED:
+        return False
+    if known.source_id != state.log_id:
+        raise Promoted(f"another replica has taken the place of this source already: {known.other}")
+    return True
+
+
+async def _fence(
+    source: Wal, state: ReplicationState, target_url: str, channels: Mapping[str, ReplicatedChannel]
+) -> None:
+    """Let the source say that the replica, whose `state` this is, takes its place, and how far its channels are."""
+    if not await _is_fenced(source, state):
+        await idle_groups(source)
+    states = ReplicationStates(source)
+    known = await states.read()
+    after = replace(
+        known,
+        phase=ReplicationPhase.REPLACED,
+        source_id=state.log_id,
+        other=shown_url(target_url),
+        claim="",
+        channels=channels,
+    )
+    if after != known:
+        await states.change(after)
+
+
+async def _promoted(target: Wal, channels: Mapping[str, ReplicatedChannel], claim: str) -> ReplicationState:
+    """Have the replica say that it is promoted. Raises `Fenced` where it is not under `claim` any more: a replicator
+    may have added to `channels`."""
+    states = ReplicationStates(target)
+    state = await states.read()
+    if state.claim != claim:
+        raise fenced()
+    try:
+        await states.change(replace(state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}))
+    except PreconditionFailed as error:
+        raise fenced() from error
+    await _release(target, HOLDER)
+    return states.state
+
+
+async def _release(wal: Wal, holder: str) -> None:
+    for name in await wal.channels():
+        if not is_own(name) and not (await wal.describe(name)).policy.ephemeral:
+            await wal.hold(name, holder, None)
+
+
+async def _ends(source: Wal) -> dict[str, bytes | None]:
+    return {name: await source.latest_id(name) for name in await source.channels() if not is_own(name)}
+
+
+async def _store_metadata(source: Wal, target: Wal, state: ReplicationState) -> None:
+    """What the groups, which have no members any more, have stored with their positions."""
+    for group, places in state.groups.items():
+        metadata = await stored_metadata(source, group, places)
+        await store_positions(
+            target,
+            group,
+            {name: GroupPosition(places[name][1], found) for name, found in metadata.items() if found},
+        )

@@ -1,0 +1,424 @@
+"""Mirror all that a log has into a replica of it, until stopped.
+
+One replicator at a time writes a replica: it claims it in the replica's state, and each append asks, where the last
+answer is older than `CLAIM_S`, whether the claim still holds. Who claims a replica whose replicator has not ended
+waits `CLAIM_WAIT_S` first, but where the log itself is open in one process only. A process that stood still in the
+middle of an append for longer than that may still double entries, which the next replicator to start notices: it brings
+that channel over anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from ..clock import Clock, SystemClock
+from ..errors import (
+    ChannelExists,
+    ChannelNotFound,
+    Fenced,
+    InvalidRequest,
+    MessageTooLarge,
+    PositionLost,
+    PreconditionFailed,
+    Promoted,
+    TidewalError,
+    Unsupported,
+)
+from ..log.migration_state import is_migration_channel
+from ..log.redaction import shown_url
+from ..log.replication_state import (
+    REPLICA_MARK_PREFIX,
+    REPLICATION_CHANNEL,
+    GroupPlaces,
+    ReplicatedChannel,
+    ReplicationPhase,
+    ReplicationState,
+    ReplicationStates,
+    behind,
+    new_id,
+)
+from ..log.wal import ChannelInfo, ChannelPolicy, Wal
+from ..migration.migration import NODE_CHANNELS
+from ..waiting import ended
+from .channel_mirror import ChannelMirror, ReplicaDiffers
+from .replicated_groups import group_places, store_places
+from .replication_lag import ReplicationLag
+
+HOLDER = "tidewal-replication"
+CLAIM_S = 2.0
+CLAIM_WAIT_S = 15.0
+HALTING = (Unsupported, MessageTooLarge, PositionLost)  # of a channel, whose replica ends there; others go on
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationTimes:
+    """How often, in seconds, a replicator looks for channels that came or went (`look_s`), saves what is
+    replicated, with the groups' positions (`save_s`), and tries a channel again that was halted (`halted_s`)."""
+
+    look_s: float = 1.0
+    save_s: float = 5.0
+    halted_s: float = 60.0
+
+
+def holder_of(state: ReplicationState) -> str:
+    """The name under which a replica holds the entries of its source."""
+    return f"{HOLDER}-{state.log_id}"
+
+
+class _Mirrored:
+    """A channel that is replicated: its mirror and the task that runs it, None where it is halted until `retry_at`."""
+
+    def __init__(self, mirror: ChannelMirror) -> None:
+        self.mirror: ChannelMirror = mirror
+        self.task: asyncio.Task[None] | None = None
+        self.halted: str = ""
+        self.retry_at: float = 0.0
+        self.held: ReplicatedChannel | None = None  # up to where both logs hold nothing any more
+
+    @property
+    def place(self) -> ReplicatedChannel:
+        return replace(self.mirror.place, halted=self.halted)
+
+
+class Replicator:
+    """Mirrors `source` into `target`. Both are open to write, the target past `check_in_use`. `is_last`: also from a
+    source that this replica replaces. `lag` is told how far the channels are. After an error with `retryable` another
+    one may begin at once."""
+
+    def __init__(
+        self,
+        source: Wal,
+        target: Wal,
+        source_url: str,
+        *,
+        is_last: bool = False,
+        times: ReplicationTimes = ReplicationTimes(),
+        clock: Clock | None = None,
+        lag: ReplicationLag | None = None,
+    ) -> None:
+        self._source, self._target, self._shown = source, target, shown_url(source_url)
+        self._times, self._clock, self._lag = times, clock or SystemClock(), lag
+        self._is_last = is_last
+        self._states = ReplicationStates(target)
+        self._claim = new_id()
+        self._claim_seen_s = 0.0
+        self._lowest_id: bytes | None = None  # of the source
+        self._looking = asyncio.Lock()  # one look at the state at a time
+        self._mirrored: dict[str, _Mirrored] = {}
+        self._saved: dict[str, ReplicatedChannel] = {}  # of an earlier replicator, until the channel is looked at
+        self._contentless: set[str] = set()  # channels whose entries are not replicated
+
+    @property
+    def state(self) -> ReplicationState:
+        """What the replica says, as this process last saved or read it."""
+        return self._states.state
+
+    async def run(self) -> None:
+        """Replicate until cancelled; what was brought over is saved then.
+
+        Raises `Fenced` when another replicator has claimed the replica, `Promoted` when it was promoted,
+        `InvalidRequest` where the target is not empty, or is a replica of another log or the source itself,
+        `Unsupported` for logs of nodes, and errors of both logs."""
+        async with self.claimed():
+            saved_s = self._clock.monotonic()
+            while True:
+                await self._check_claim()
+                await self._look_at_channels()
+                if self._clock.monotonic() - saved_s >= self._times.save_s:
+                    await self.save()
+                    await self._look_at_contentless()
+                    saved_s = self._clock.monotonic()
+                await asyncio.sleep(self._times.look_s)
+
+    @asynccontextmanager
+    async def claimed(self) -> AsyncGenerator[None]:
+        """Have the replica claimed while the block runs; behind it all is saved, and the claim given back."""
+        await self._begin()
+        try:
+            yield
+        except asyncio.CancelledError:  # stopped, in good order
+            await self._stop()
+            try:
+                await self.save(claim="")
+            except TidewalError as error:  # the caller waits for the end, and not for another try
+                _log.warning("what was replicated last is not saved, the next replicator counts it: %s", error)
+            raise
+        except BaseException:
+            await self._stop()
+            raise
+        await self._stop()
+        await self.save(claim="")
+
+    async def catch_up(self) -> None:
+        """Bring over all that the source has now, channel by channel, and save it. Raises as `run`, and what halts a
+        channel."""
+        await self._sync_names()
+        for name in list(self._mirrored):
+            try:
+                await self._mirrored[name].mirror.catch_up()
+            except ReplicaDiffers as error:
+                await self._anew(name, error)
+                await self._mirrored[name].mirror.catch_up()
+        await self.save()
+
+    # ---- the claim ---------------------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        source = await self._source_state()
+        state = await self._states.read()
+        if state.log_id == source.log_id:
+            raise InvalidRequest("the source and the target are the same log: take an empty log as the target")
+        if state.phase is ReplicationPhase.NONE:
+            await self._check_empty()
+            state = ReplicationState(ReplicationPhase.REPLICA, new_id(), source.log_id)
+        self._check_pair(state, source)
+        await claim_replica(self._states, replace(state, other=self._shown), self._claim, self._target)
+        await self._check_claim()
+        # before anything is held there: `forget_replica` knows the replica by this
+        await self._source.create_channel(REPLICA_MARK_PREFIX + self.state.log_id, ChannelPolicy())
+        self._saved = dict(self.state.channels)
+        if id := await self._source.latest_id(REPLICATION_CHANNEL):
+            self._lowest_id = bytes(len(id))
+        await self._drop_leftovers()
+
+    async def _change(self, after: ReplicationState) -> None:
+        try:
+            await self._states.change(after)
+        except PreconditionFailed as error:
+            raise fenced() from error
+
+    def _check_pair(self, state: ReplicationState, source: ReplicationState) -> None:
+        if state.phase is ReplicationPhase.PROMOTED:
+            raise Promoted(
+                f"the replica was promoted and is in use by itself: what {self._shown} has that it has not is salvaged "
+                "with `tidewal promote --from --salvage`; to replicate again take an empty log as the target"
+            )
+        if state.phase is not ReplicationPhase.REPLICA or state.source_id != source.log_id:
+            raise InvalidRequest(
+                f"the target is not a replica of {self._shown}"
+                + (f", but of {state.other}" if state.other else "")
+                + ": take the source that it has, or an empty log as the target"
+            )
+        if source.phase is ReplicationPhase.REPLICA:
+            raise InvalidRequest(f"{self._shown} is a replica itself, of {source.other}: replicate that one")
+        if source.phase is ReplicationPhase.REPLACED and not (self._is_last and source.source_id == state.log_id):
+            raise Promoted(f"a replica of {self._shown} was promoted, and {source.other} has taken its place")
+
+    async def _source_state(self) -> ReplicationState:
+        states = ReplicationStates(self._source)
+        if (await states.read()).phase is ReplicationPhase.NONE:
+            _check_without_node(await self._source.channels())
+            try:
+                await states.change(ReplicationState(ReplicationPhase.SOURCE, new_id()))
+            except PreconditionFailed:  # another replicator of this source came first
+                await states.read()
+        if states.state.phase is ReplicationPhase.SOURCE:
+            await states.settle()
+        return states.state
+
+    async def _check_empty(self) -> None:
+        for wal in (self._source, self._target):
+            if wal.capabilities.foreign_topics:
+                raise Unsupported("topics that others made are not replicated", capability="replication")
+        if set(await self._target.channels()) - {REPLICATION_CHANNEL}:
+            raise InvalidRequest("the target is not empty: take another directory, or another name on the brokers")
+
+    async def _check_claim(self) -> None:
+        """Raise `Fenced` or `Promoted` unless this replicator still has the replica."""
+        async with self._looking:
+            await self._see_claim()
+
+    async def _see_claim(self) -> None:
+        asked_s = self._clock.monotonic()
+        state = await self._states.read()
+        if state.phase is ReplicationPhase.PROMOTED:
+            raise Promoted("the replica was promoted: it is in use by itself")
+        if state.claim != self._claim:
+            raise fenced()
+        self._claim_seen_s = asked_s
+
+    async def _may_append(self) -> None:
+        if self._clock.monotonic() - self._claim_seen_s > CLAIM_S:
+            await self._check_claim()
+
+    async def _stop(self) -> None:
+        tasks = [each.task for each in self._mirrored.values() if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await ended(task)
+
+    # ---- channels ----------------------------------------------------------------------------------------------------
+
+    def _add(self, name: str, place: ReplicatedChannel) -> None:
+        mirror = ChannelMirror(self._source, self._target, name, place, self._may_append)
+        self._mirrored[name] = _Mirrored(mirror)
+
+    async def _drop_leftovers(self) -> None:
+        """Remove from the target what is not in its state any more, and not in the source."""
+        names = {*await self._source.channels(), *self._saved}
+        for name in await self._target.channels():
+            if name not in names and not is_own(name):
+                await self._target.drop_channel(name)
+
+    async def _sync_names(self) -> None:
+        """Create in the target what has come to the source, and drop what has gone."""
+        names = {name for name in await self._source.channels() if not is_own(name)}
+        _check_without_node(names)
+        for name in (self._mirrored.keys() | self._saved.keys() | self._contentless) - names:
+            await self._drop(name)
+        for name in sorted(names - self._mirrored.keys() - self._contentless):
+            try:
+                await self._create(name, await self._source.describe(name))
+            except ChannelNotFound:  # dropped meanwhile
+                continue
+
+    async def _create(self, name: str, info: ChannelInfo) -> None:
+        if info.policy.temporary:
+            self._contentless.add(name)
+            return
+        try:
+            await self._target.create_channel(name, info.policy)
+        except ChannelExists:  # it was dropped at the source, and created again with another policy
+            await self._target.drop_channel(name)
+            await self._target.create_channel(name, info.policy)
+        if info.policy.ephemeral:
+            self._contentless.add(name)
+            return
+        place = self._saved.pop(name, ReplicatedChannel())
+        if not place.source and (first_id := info.first_id or self._lowest_id):  # also of what comes to an empty one
+            await self._source.hold(name, holder_of(self.state), first_id)
+        self._add(name, place)
+
+    async def _look_at_contentless(self) -> None:
+        """Find channels that were dropped and created again between two looks, and have entries to replicate now."""
+        for name in list(self._contentless):
+            with suppress(ChannelNotFound):  # dropped meanwhile
+                policy = (await self._source.describe(name)).policy
+                if not (policy.temporary or policy.ephemeral):
+                    self._contentless.discard(name)  # the next look creates it
+
+    async def _look_at_channels(self) -> None:
+        await self._sync_names()
+        for name, each in list(self._mirrored.items()):
+            if each.task is not None and each.task.done():
+                await self._on_ended(name, each, each.task)
+            if each.task is None and self._clock.monotonic() >= each.retry_at and name in self._mirrored:
+                each = self._mirrored[name]
+                each.task = asyncio.create_task(each.mirror.follow(), name=f"replicate {name}")
+        if self._lag is not None:
+            self._lag.note({name: each.place for name, each in self._mirrored.items()})
+
+    async def _on_ended(self, name: str, each: _Mirrored, task: asyncio.Task[None]) -> None:
+        each.task = None
+        error = task.exception()
+        if isinstance(error, ReplicaDiffers):
+            await self._anew(name, error)
+        elif isinstance(error, ChannelNotFound):
+            await self._drop(name)
+        elif isinstance(error, HALTING):
+            _log.error("%s is not replicated any more: %s", name, error)
+            each.halted, each.retry_at = str(error), self._clock.monotonic() + self._times.halted_s
+        elif error is not None:
+            raise error
+
+    async def _anew(self, name: str, error: TidewalError) -> None:
+        """Bring a channel over from its first entry on. What is saved says so before the old entries are dropped, so
+        that its places never mean those of another channel of this name."""
+        _log.warning("%s is brought over anew: %s", name, error)
+        info = await self._source.describe(name)
+        self._forget(name)
+        await self.save()
+        await self._target.drop_channel(name)
+        await self._create(name, info)
+
+    async def _drop(self, name: str) -> None:
+        task = self._forget(name)
+        if task is not None:
+            await ended(task)
+        await self.save()
+        await self._target.drop_channel(name)
+
+    def _forget(self, name: str) -> asyncio.Task[None] | None:
+        self._saved.pop(name, None)
+        self._contentless.discard(name)
+        each = self._mirrored.pop(name, None)
+        return None if each is None else each.task
+
+    # ---- what is saved -----------------------------------------------------------------------------------------------
+
+    async def save(self, *, claim: str | None = None) -> None:
+        """Save what is replicated in the replica, move its groups, and let go of what both logs hold below."""
+        await self._check_claim()
+        places = {name: each.place for name, each in self._mirrored.items()}
+        channels = {**self._saved, **places}
+        groups = await self._moved_groups(channels)
+        async with self._looking:
+            await self._see_claim()
+            before = self.state
+            after = replace(before, channels=channels, groups=groups, claim=self._claim if claim is None else claim)
+            if after != before:
+                await self._change(after)
+        for name, place in places.items():
+            if name in self._mirrored:
+                await self._let_go(name, self._mirrored[name], place)
+
+    async def _moved_groups(self, channels: Mapping[str, ReplicatedChannel]) -> GroupPlaces:
+        known = self.state.groups
+        if not (self._source.capabilities.groups and self._target.capabilities.groups):
+            return known
+        groups = await group_places(self._source, self._target, await self._source.groups(), channels, known)
+        await store_places(self._target, groups, known)
+        return groups
+
+    async def _let_go(self, name: str, each: _Mirrored, place: ReplicatedChannel) -> None:
+        if each.held == place or not place.source:
+            return
+        try:
+            await self._source.hold(name, holder_of(self.state), behind(place.source))
+        except ChannelNotFound:  # dropped meanwhile
+            return
+        await self._target.hold(name, HOLDER, behind(place.target))
+        each.held = place
+
+
+async def claim_replica(states: ReplicationStates, after: ReplicationState, claim: str, target: Wal) -> None:
+    """Have the replica claimed under `claim`, with `after` as its state. Where the last claim was not given back, this
+    returns when its process has ended or has seen that it is replaced. Raises `Fenced` where another claim came
+    first."""
+    was_left = (
+        bool(after.claim) and not target.capabilities.one_machine
+    )  # where the open log is the claim, it has ended
+    try:
+        await states.change(replace(after, claim=claim))
+    except PreconditionFailed as error:
+        raise fenced() from error
+    if was_left:
+        _log.warning("the last replicator has not ended in good order: waiting %g s for it to be gone", CLAIM_WAIT_S)
+        await asyncio.sleep(CLAIM_WAIT_S)
+
+
+def fenced() -> Fenced:
+    """The error of a replicator whose replica another one writes."""
+    return Fenced("another replicator writes this replica now: stop one of them", channel=REPLICATION_CHANNEL)
+
+
+def is_own(name: str) -> bool:
+    """Whether the channel is one that migrations and replication have made for themselves."""
+    return is_migration_channel(name)
+
+
+def _check_without_node(names: Iterable[str]) -> None:
+    for name in names:
+        if name.endswith(NODE_CHANNELS):
+            raise Unsupported(
+                f"{name} belongs to a node, and logs of nodes cannot be replicated yet: let the brokers replicate "
+                "them, or write to two nodes",
+                capability="replication",
+            )
