@@ -367,13 +367,14 @@ class Client:
         where: str | None = None,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
         retry_topic: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> TopicMember:
         """Become a member of the consumer group `group`, which shares the partitions of `topics` among its members. A
         group that is new to a topic begins at `start`, and in partitions that the topic gets later with the first
         message, also where no member was there meanwhile. `where` is its filter over the tags of messages, as that of
-        `RecordMember`; `reset_to` and `session_timeout_s` are those of `Wal.join`.
+        `RecordMember`; `reset_to`, `session_timeout_s` and `ack_timeout_s` are those of `Wal.join`.
 
         With `retry_topic` what fails at one member, or is given back (`TopicMember.nack`), goes to a topic of the group
         (`<topic>.retry.<group>`, for each of `topics`), and is tried again from there: it holds up nothing, and is
@@ -385,7 +386,7 @@ class Client:
         if not named:
             raise InvalidRequest("a member reads one topic at least", argument="topics")
         return await self._topics.subscribe(
-            named, group, start, where, reset_to, session_timeout_s, retry_topic, deadline_s
+            named, group, start, where, reset_to, session_timeout_s, ack_timeout_s, retry_topic, deadline_s
         )
 
     @checked

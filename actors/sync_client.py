@@ -243,6 +243,7 @@ class SyncClient:
         where: str | None = None,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
         retry_topic: bool = False,
         deadline_s: float = DEADLINE_S,
     ) -> SyncTopicMember:
@@ -254,6 +255,7 @@ class SyncClient:
             where=where,
             reset_to=reset_to,
             session_timeout_s=session_timeout_s,
+            ack_timeout_s=ack_timeout_s,
             retry_topic=retry_topic,
             deadline_s=deadline_s,
         )

@@ -99,6 +99,13 @@ class SyncTopicMember(Iterator[TopicPack]):
     async def _redeliver(self, delivered: RecordPack) -> None:
         self._member.redeliver(delivered)
 
+    def extend_ack_timeout(self, delivered: RecordPack, timeout_s: float | None = None) -> None:
+        """`RecordMember.extend_ack_timeout`."""
+        self._wait(self._extend_ack_timeout(delivered, timeout_s))
+
+    async def _extend_ack_timeout(self, delivered: RecordPack, timeout_s: float | None) -> None:
+        self._member.extend_ack_timeout(delivered, timeout_s)
+
     def nack(self, delivered: TopicPack, *, reason: str = "", delay_s: float = 0.0) -> None:
         """`TopicMember.nack`."""
         self._wait(self._member.nack(delivered, reason=reason, delay_s=delay_s))

@@ -173,6 +173,7 @@ class TopicCalls:
         where: str | None,
         reset_to: From | None,
         session_timeout_s: float,
+        ack_timeout_s: float | None,
         retry_topic: bool,
         deadline_s: float,
     ) -> TopicMember:
@@ -187,7 +188,12 @@ class TopicCalls:
             found += retries.topics
         patterns = [self._names.topic_pattern(topic.id) for topic in found]
         member = await self._wal.join(
-            group, patterns, start=start, reset_to=reset_to, session_timeout_s=session_timeout_s
+            group,
+            patterns,
+            start=start,
+            reset_to=reset_to,
+            session_timeout_s=session_timeout_s,
+            ack_timeout_s=ack_timeout_s,
         )
         fences: dict[str, Mapping[int, bytes]] = {}
         try:

@@ -17,6 +17,7 @@ from ..log.checks import check_plain
 from ..log.payloads import check_payload
 from ..log.stamps import stamped
 from ..log.wal import Append, Delivered, From, Start, Wal
+from .ack_deadlines import AckDeadlines
 from .coordinator_client import Ack, CoordinatorClient, GroupAcks, MemberAssignment
 from .member_committer import MemberCommitter, Step, has_left
 from .member_fetcher import MemberFetcher, epoch_over
@@ -40,12 +41,14 @@ async def start_member(
     start: From = From.EARLIEST,
     reset_to: From | None = None,
     session_timeout_s: float = 30.0,
+    ack_timeout_s: float | None = None,
     member: str | None = None,
     resets: Counter | None = None,
+    ack_timeouts: Counter | None = None,
 ) -> GroupConsumer:
     """Join and return the member, which knows its channels by then. The parameters are those of `Wal.join`, and
     `coordinator` of the group; `member` is the member's id, random unless given; `resets` counts the positions that
-    `reset_to` moved. Raises what `Wal.join` raises."""
+    `reset_to` moved, and `ack_timeouts` how often a channel was held for too long. Raises what `Wal.join` raises."""
     if session_timeout_s <= 0:
         raise InvalidRequest(
             f"session_timeout_s is {session_timeout_s}, and must be over 0", argument="session_timeout_s"
@@ -53,6 +56,8 @@ async def start_member(
     joining = GroupConsumer(
         wal, coordinator, group, member or uuid4().hex, channels, reset_to, session_timeout_s, resets
     )
+    if ack_timeout_s is not None:
+        joining.set_ack_timeout(ack_timeout_s, ack_timeouts)
     try:
         await joining.join(start)
     except BaseException:
@@ -92,6 +97,8 @@ class GroupConsumer:
         self._fetchers: dict[str, MemberFetcher] = {}
         self._ready: deque[MemberFetcher] = deque()
         self._committer = MemberCommitter(coordinator, group, id, self._put_back, self._release_if_done)
+        self._deadlines: AckDeadlines | None = None
+        self._times_deliveries = True
         self._seen = 0  # version of the assignment
         self._ended_epochs: set[int] = set()  # assignment epochs that the coordinator may still report
         self._transient: TidewalError | None = None  # raised once: a later attempt may succeed
@@ -119,6 +126,32 @@ class GroupConsumer:
         await self._coordinator.join(self._group, self._id, self._subscribed, start, self._session_timeout_s)
         await self._refresh()
         self._spawn(self._watch())
+        if self._deadlines is not None:
+            self._spawn(self._deadlines.run(lambda fetcher: self._fetchers.get(fetcher.channel) is fetcher))
+
+    def set_ack_timeout(self, timeout_s: float, given_back: Counter | None) -> None:
+        """For `start_member`. Raises `InvalidRequest` for no time."""
+        self._deadlines = AckDeadlines(timeout_s, self._put_back, given_back)
+
+    @property
+    def ack_timeout_s(self) -> float | None:
+        return None if self._deadlines is None else self._deadlines.timeout_s
+
+    def time_by_hand(self) -> None:
+        """`ack_timeout_s` counts from `begin_ack_timeout`, and not from each delivery."""
+        self._times_deliveries = False
+
+    def begin_ack_timeout(self, delivered: Delivered) -> None:
+        """Count from now until all up to the end of `delivered` is acknowledged."""
+        fetcher = self._fetchers.get(delivered.channel)
+        if self._deadlines is not None and fetcher is not None and fetcher.epoch == delivered.assignment_epoch:
+            self._deadlines.begin(fetcher, delivered.entries[-1].id)
+
+    @checked
+    def extend_ack_timeout(self, delivered: Delivered, timeout_s: float | None = None) -> None:
+        fetcher = self._current(delivered)
+        if self._deadlines is not None:
+            self._deadlines.extend(fetcher, delivered.entries[-1].id, timeout_s)
 
     def read_where(self, where: RecordFilter, whole: Collection[str] = ()) -> None:
         """Read by `Wal.read_where` from now on, behind what was delivered, but for the channels `whole`."""
@@ -147,6 +180,8 @@ class GroupConsumer:
             else:
                 delivered = self._take(fetcher)
                 if delivered is not None:
+                    if self._times_deliveries:
+                        self.begin_ack_timeout(delivered)
                     return delivered
 
     def metadata(self, channel: str) -> bytes:

@@ -21,6 +21,7 @@ class GroupWal(WalBase):
     def __init__(self, shown: str, metrics: Metrics | None = None) -> None:
         """`shown` as for `WalBase`. Positions that `reset_to` of a member moves are counted in `metrics`."""
         super().__init__(shown)
+        self._group_metrics = metrics
         self._resets = None if metrics is None else metrics.counter("wal_group_reset_total")
 
     async def join(
@@ -31,6 +32,7 @@ class GroupWal(WalBase):
         start: From = From.EARLIEST,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
     ) -> GroupConsumer:
         return await start_member(
             self,
@@ -40,8 +42,14 @@ class GroupWal(WalBase):
             start=start,
             reset_to=reset_to,
             session_timeout_s=session_timeout_s,
+            ack_timeout_s=ack_timeout_s,
             member=self._new_member(),
             resets=self._resets,
+            ack_timeouts=(
+                None
+                if self._group_metrics is None
+                else self._group_metrics.counter("wal_group_ack_timeout_total", group=group)
+            ),
         )
 
     async def groups(self) -> list[GroupInfo]:

@@ -94,8 +94,10 @@ class RecordMember(AsyncIterator[RecordPack]):
         check_group_filter(where)
         self._where, self._filter, self._whole = where, filter_of(where), frozenset(whole)
         self._mismatch: GroupFilterMismatch | None = None
-        if self._filter is not None and isinstance(member, GroupConsumer):
-            member.read_where(self._filter, self._whole)
+        if isinstance(member, GroupConsumer):
+            member.time_by_hand()  # what is given to the caller: not what waits here for the rest of its batch
+            if self._filter is not None:
+                member.read_where(self._filter, self._whole)
         self._wal, self._member, self._on_bad = wal, member, on_bad
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
@@ -137,6 +139,8 @@ class RecordMember(AsyncIterator[RecordPack]):
                 self._member.redeliver(delivered)
                 raise
             if pack is not None and pack.records:
+                if isinstance(self._member, GroupConsumer):
+                    self._member.begin_ack_timeout(pack.delivered)
                 return pack
             if pack is not None:
                 await self._pass(pack)
@@ -192,6 +196,16 @@ class RecordMember(AsyncIterator[RecordPack]):
     def redeliver(self, delivered: RecordPack) -> None:
         """`GroupMember.redeliver`."""
         self._member.redeliver(delivered.delivered)
+
+    @property
+    def ack_timeout_s(self) -> float | None:
+        """For how long it may hold a pack without acknowledging it: that of `Wal.join`."""
+        return self._member.ack_timeout_s
+
+    @checked
+    def extend_ack_timeout(self, delivered: RecordPack, timeout_s: float | None = None) -> None:
+        """`GroupMember.extend_ack_timeout`."""
+        self._member.extend_ack_timeout(delivered.delivered, timeout_s)
 
     @checked
     async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:

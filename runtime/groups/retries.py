@@ -46,6 +46,7 @@ from .work import (
     LogAway,
     Member,
     check_awaitable,
+    check_no_ack_timeout,
     ends_once_closed,
     has_lost,
     is_acknowledged,
@@ -153,6 +154,7 @@ class Retries(Generic[D]):
         prepare: Prepare[D] | None = None,
         discard: Discard[D] | None = None,
     ) -> None:
+        check_no_ack_timeout(member)
         self._wal, self._member, self._handle, self._complete = wal, member, handle, complete
         self._prepare, self._discard = prepare, discard
         self._policy, self._metrics = policy, metrics

@@ -176,6 +176,23 @@ class TellsAcknowledged(Protocol):
     def is_acknowledged(self, delivered: Batch, /) -> bool: ...
 
 
+@runtime_checkable
+class HasAckTimeout(Protocol):
+    """A member that takes back what is held for too long: what was joined with `ack_timeout_s`."""
+
+    @property
+    def ack_timeout_s(self) -> float | None: ...
+
+
+def check_no_ack_timeout(member: object) -> None:
+    """Raise `InvalidRequest` for a member that would take back what is held back to be tried again."""
+    if isinstance(member, HasAckTimeout) and member.ack_timeout_s is not None:
+        raise InvalidRequest(
+            "a member with ack_timeout_s takes back what a RetryPolicy holds: give ack_timeout_s to the policy instead",
+            argument="retry",
+        )
+
+
 def is_acknowledged(member: object, unit: Batch) -> bool:
     """Whether the handler of `unit` has acknowledged it: it is done then, whatever else that ends in."""
     return isinstance(member, TellsAcknowledged) and member.is_acknowledged(unit)

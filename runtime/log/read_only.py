@@ -115,6 +115,7 @@ class ReadOnlyWal:
         start: From = From.EARLIEST,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
     ) -> GroupMember:
         raise refused("join")
 

@@ -304,6 +304,17 @@ class GroupMember(Protocol):
         commits in flight are decided. Returns at once. An assignment epoch that is over already is fine."""
         ...
 
+    def extend_ack_timeout(self, delivered: Delivered, timeout_s: float | None = None) -> None:
+        """Give what was delivered `timeout_s` seconds from now (None: the `ack_timeout_s` it joined with), if it has
+        less. Does nothing for a member without one. Raises `Fenced` when it is given back already, and
+        `InvalidRequest` for no time."""
+        ...
+
+    @property
+    def ack_timeout_s(self) -> float | None:
+        """For how long it may hold a batch without acknowledging it."""
+        ...
+
     async def commit(
         self, delivered: Sequence[Delivered], outputs: Sequence[Append], *, metadata: Mapping[str, bytes] | None = None
     ) -> list[bytes]:
@@ -463,6 +474,7 @@ class Wal(Protocol):
         start: From = From.EARLIEST,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
     ) -> GroupMember:
         """Become a member of a consumer group, made by its first member. The group's channels are assigned to its
         members, each channel to one member at a time; different groups each get everything.
@@ -470,7 +482,9 @@ class Wal(Protocol):
         `channels` are names, or patterns with `*` that also match channels created later. A group without a position in
         a channel begins at `start`, in channels created after it joined always at the first entry. Where retention has
         cut the group off, it goes on at `reset_to`, and a metric counts it; None raises `PositionLost`. A member whose
-        process sends no heartbeat for `session_timeout_s` seconds loses its channels. Raises `InvalidRequest` (a bad
+        process sends no heartbeat for `session_timeout_s` seconds loses its channels. A batch that it holds for
+        `ack_timeout_s` seconds without acknowledging it (None: for ever) is given back, as by `redeliver`; code that
+        blocks the event loop does not use up that time. Raises `InvalidRequest` (a bad
         name, an ephemeral channel, a second group on a queue), `ChannelNotFound` for a name without `*`."""
         ...
 

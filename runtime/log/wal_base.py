@@ -69,6 +69,7 @@ class WalBase(Wal):
         start: From = From.EARLIEST,
         reset_to: From | None = None,
         session_timeout_s: float = 30.0,
+        ack_timeout_s: float | None = None,
     ) -> GroupMember:
         raise self._without_groups()
 

@@ -117,7 +117,9 @@ _WAL = (
     ),
     gauge("replication_halted", "info", "1 while a channel cannot be replicated, though others go on", CHANNEL),
     counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
-    counter("wal_group_ack_timeout_total", "Attempts of handlers that ack_timeout_s ended", "group"),
+    counter(
+        "wal_group_ack_timeout_total", "Attempts of handlers, and packs of members, that ack_timeout_s ended", "group"
+    ),
     counter("wal_group_nack_total", "Attempts of handlers that gave back what they got, by Nack", "group"),
     counter("wal_group_retry_topic_total", "Messages of which a copy went to the retry topic of a group", "group"),
     counter("wal_group_filtered_total", "Entries that did not pass the filter of a group, sent or not", "group"),

@@ -220,6 +220,23 @@ class TestGroupSteps(ConformanceTests):
         await member.aclose()
         await processing
 
+    async def test_what_a_member_holds_for_too_long_comes_again(self, wal: Wal) -> None:
+        await create(wal, "a", "b")
+        await fill(wal, "a", 4)
+        await fill(wal, "b", 4)
+        member = await wal.join("g", ["a", "b"], ack_timeout_s=1.0)
+        assert len((await collect(member, 8, acknowledge=False)).keys()) == 2
+        async with asyncio.timeout(WITHIN_S):
+            again = await anext(member)
+            member.extend_ack_timeout(again, 60.0)
+            other = await anext(member)
+            while other.channel == again.channel:
+                await member.acknowledge(other)  # a broker has divided it
+                other = await anext(member)
+        for delivered in (again, other):
+            await member.acknowledge(delivered)
+        await member.aclose()
+
     @pytest.mark.parametrize("semantics", list(Semantics))
     async def test_processing_ends_when_the_member_leaves_while_a_handler_works(
         self, wal: Wal, semantics: Semantics
