@@ -67,6 +67,7 @@ def test_copies() -> None:
     assert checks.copies("g", given, [*given, ("02", "a:0")], exactly_once=True)
     assert checks.copies("g", given, given[:1], exactly_once=False)
     assert checks.copies("g", given, given[::-1], exactly_once=True)
+    assert checks.copies("g", given, given[::-1], exactly_once=True, ordered=False) == []
     assert checks.copies("g", given, [*given, ("02", "x")], exactly_once=False)
 
 

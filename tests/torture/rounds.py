@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -24,9 +24,10 @@ from deltalake import DeltaTable
 
 from tests.brokers.producers import everything
 from tidewal.actors.client import Client
+from tidewal.actors.topics.retry_topics import retry_topic_name
 from tidewal.cli.kills.checked_client import NUMBERS, read_keys
 from tidewal.runtime.delays.delayed import due_of
-from tidewal.runtime.errors import BadRecord, TidewalError
+from tidewal.runtime.errors import BadRecord, TidewalError, TopicNotFound
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry, From, FromId, Wal
@@ -39,7 +40,7 @@ from .faults import Fault, clock_step_ms, draw, garbage
 from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
-from .member import SENT
+from .member import RETRIED, SENT
 from .workers import Worker
 
 ROUND_S = 40.0
@@ -50,6 +51,7 @@ GROUPS = {
     "once": "exactly_once",
     "least": "at_least_once",
     SENT: "exactly_once",
+    RETRIED: "exactly_once",
 }  # the name of a group, and its semantics
 MEMBERS = 2  # of each group
 DELETED_GRACE_NS = 5_000_000_000  # in which a broker may still take what it was told to delete
@@ -302,13 +304,19 @@ class Run:
             raise Violation(found)
         for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
             await patiently(lambda channel=channel: self._wal.drop_channel(channel))
+        if self._groups:
+            await patiently(lambda: self._drop_topic(retry_topic_name(TOPIC, f"{this.prefix}-{RETRIED}")))
         return succeeded
+
+    async def _drop_topic(self, name: str) -> None:
+        with suppress(TopicNotFound):  # an earlier call has dropped it whose answer was late
+            await self._client.drop_topic(name, deadline_s=DEADLINE_S)
 
     async def _drained(self, this: Round) -> bool:
         groups = {group.name: group.positions for group in await self._wal.groups()}
         for channel in this.channels("in"):
             last = await self._wal.latest_id(channel)
-            for group in set(self._groups) - {SENT}:
+            for group in set(self._groups) - {SENT, RETRIED}:
                 if last is not None and groups.get(f"{this.prefix}-{group}", {}).get(channel) != last:
                     return False
         return True
@@ -325,9 +333,10 @@ class Run:
             await reader.close()
 
     async def _passed_on(self, this: Round, sent: Sequence[checks.Content]) -> bool:
-        for channel, content in zip(this.channels(SENT), sent, strict=True):
-            if len(await everything(self._wal, channel)) < len(_passing(content)):
-                return False
+        for group in (SENT, RETRIED):
+            for channel, content in zip(this.channels(group), sent, strict=True):
+                if len(await everything(self._wal, channel)) < len(_passing(content)):
+                    return False
         return True
 
     async def _compare_channels(
@@ -347,10 +356,11 @@ class Run:
         topics = {TOPIC: list(chain(*sent)), GROWING: list(chain(*grown))}
         found = checks.appends(operations, {**inputs, **topics}) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
-            given = [_passing(content) for content in sent] if group == SENT else list(inputs.values())
+            of_topic = group in (SENT, RETRIED)
+            given = [_passing(content) for content in sent] if of_topic else list(inputs.values())
             for content, made in zip(given, this.channels(group), strict=True):
-                exactly_once = semantics == "exactly_once"
-                found += checks.copies(made, content, contents[made], exactly_once=exactly_once)
+                exactly_once, ordered = semantics == "exactly_once", group != RETRIED
+                found += checks.copies(made, content, contents[made], exactly_once=exactly_once, ordered=ordered)
         return found
 
     async def _content(self, reader: Wal, channel: str) -> checks.Content:
