@@ -34,6 +34,7 @@ from ..log.record import DECODE_ERRORS
 from ..log.wal import Append, Wal
 from ..metrics.metrics import Metrics
 from .ack_timer import ack_timer
+from .error_text import error_text
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .nack import Nack
@@ -346,7 +347,7 @@ class Retries(Generic[D]):
     async def _give_up(self, held: _Held[D]) -> None:
         unit, error = held.units[0], held.error
         reason = "crash" if error is None else "handler"
-        message = "no process saw the end of the last attempt" if error is None else repr(error)
+        message = "no process saw the end of the last attempt" if error is None else error_text(error)
         _log.warning("group %s gives up %s: %s", self._member.group, _shown(unit), message)
         letters = [
             self._letters.letter(unit.channel, entry, reason, message, held.made)
@@ -399,7 +400,7 @@ class Retries(Generic[D]):
         the channel waits for it, and the others go on."""
         if held.sending is None:
             unit, error = held.units[0], held.error
-            reason = "the member that had the error is gone" if error is None else repr(error)
+            reason = "the member that had the error is gone" if error is None else error_text(error)
             copy = topic.send_to_retry_topic(
                 unit,
                 failed=held.made - self._made(unit),
@@ -427,7 +428,8 @@ class Retries(Generic[D]):
     async def _failed(self, held: _Held[D], error: Exception) -> None:
         """Note a failed attempt at the first unit."""
         unit, made = held.units[0], held.made
-        _log.info("group %s: attempt %d at %s failed: %r", self._member.group, made + 1, _shown(unit), error)
+        text = error_text(error)
+        _log.info("group %s: attempt %d at %s failed: %s", self._member.group, made + 1, _shown(unit), text)
         self._count(error)
         transient, alone = self._policy.is_transient(error), _alone(unit)
         given_back = self._retry_topic is not None and isinstance(error, Nack)

@@ -36,6 +36,20 @@ class Hopeless(Exception):
     """No further attempt can help."""
 
 
+class WithoutRepr(Exception):
+    """An error that cannot be shown."""
+
+    def __repr__(self) -> str:
+        raise KeyError("message")
+
+
+class NotUtf8(Exception):
+    """An error that shows what is no text."""
+
+    def __repr__(self) -> str:
+        return "no file \udc80"
+
+
 class Log:
     """A memory log with input channels, and what came of it."""
 
@@ -503,3 +517,28 @@ def test_what_is_no_count_of_attempts_counts_none(data):
 def test_a_policy_without_sense_is_refused(options):
     with pytest.raises(InvalidRequest):
         RetryPolicy(**options)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(WithoutRepr, "WithoutRepr, whose repr raises KeyError"), (NotUtf8, "no file \\udc80")],
+    ids=["no repr", "no UTF-8"],
+)
+def test_an_error_that_cannot_be_shown_stops_no_member(error, said) -> None:
+    async def main() -> None:
+        log = Log()
+        await log.create()
+        await log.write(b"bad", b"good")
+
+        async def handle(delivered):
+            if any(bytes(entry.payload) == b"bad" for entry in delivered.entries):
+                raise error
+            return outputs_of(delivered)
+
+        member = await log.wal.join("g", list(log.channels))
+        await process(log.wal, member, handle, AT_LEAST, retry=POLICY, timeout_s=30)
+        await member.aclose()
+        assert log.outputs() == [b"good"]
+        assert [(letter.tags["attempts"], letter.tags["message"]) for letter in log.letters()] == [(3, said)]
+
+    run(main())
