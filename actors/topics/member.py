@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -74,6 +75,7 @@ class TopicMember(RecordMember):
         self._looking = asyncio.Lock()
         self._replies = TopicReplies(wal, names)
         self._retries, self._copies = retries, itertools.count(1)
+        self._giving_back: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by pchannel
         self._closed = False
         self._dropped: TopicNotFound | None = None
         self._watching = asyncio.create_task(self._watch())
@@ -206,14 +208,16 @@ class TopicMember(RecordMember):
         """Give back a pack, or a part of one, to be tried again `delay_s` seconds from now, and acknowledge it: a copy
         of each of its messages goes to the group's retry topic, with one attempt more and the `reason`
         (`TopicMessage.attempts`), and comes from there to any member. What lies before it in its partition is
-        acknowledged, too. Where the member dies in the middle both the copy and the original may come. Raises
-        `InvalidRequest` for a member without a retry topic and for what is acknowledged, `Fenced` where another member
-        has the partition by now, having sent nothing, `MessageTooLarge` for a message that has no room for this, and as
-        `Client.send` and `acknowledge` do."""
-        if self.has_retry_topic:
-            await self.check_held(delivered)
-        await self.send_to_retry_topic(delivered, failed=1, reason=reason, delay_s=delay_s)
-        await self.acknowledge(delivered)
+        acknowledged, too. Where the member dies in the middle both the copy and the original may come. Of several calls
+        at once for one partition, one comes after the other. Raises `InvalidRequest` for a member without a retry topic
+        and for what is acknowledged, in part or by another call, `Fenced` where another member has the partition by
+        now, having sent nothing, `MessageTooLarge` for a message that has no room for this, and as `Client.send` and
+        `acknowledge` do."""
+        async with self._giving_back[delivered.channel]:
+            if self.has_retry_topic:
+                await self.check_held(delivered)
+            await self.send_to_retry_topic(delivered, failed=1, reason=reason, delay_s=delay_s)
+            await self.acknowledge(delivered)
 
     @checked
     def attempts_of(self, unit: TopicPack) -> int:

@@ -180,11 +180,14 @@ class RecordMember(AsyncIterator[RecordPack]):
 
     @checked
     async def check_held(self, delivered: RecordPack) -> None:
-        """Raise `InvalidRequest` for a pack, or a part of one, that is acknowledged, and `Fenced` where another member
-        has its channel now: the group's coordinator is asked. Raises as `annotate` does, too."""
+        """Raise `InvalidRequest` for a pack, or a part of one, of which anything is acknowledged, and `Fenced` where
+        another member has its channel now: the group's coordinator is asked. Raises as `annotate` does, too."""
         channel = self._channel_of(delivered)
-        if channel is not None and delivered.entries[-1].id <= channel.done:
-            raise InvalidRequest(f"this pack of {delivered.channel} is acknowledged: it cannot be given back any more")
+        if channel is not None and delivered.first <= channel.done:
+            raise InvalidRequest(
+                f"this pack of {delivered.channel} is acknowledged, or the beginning of it is: what is cannot be given "
+                "back any more, and the rest can by `parts()`"
+            )
         await self.annotate(delivered, self.metadata(delivered.channel))
 
     @checked

@@ -241,8 +241,11 @@ async def test_what_is_done_with_cannot_be_given_back(home) -> None:
             pack = await anext(member)
             one, two = pack.parts()
             await member.acknowledge(one)
-            assert isinstance(await home.error_of(member.nack(one)), InvalidRequest)
-            await member.nack(two)
+            for done in (one, pack):
+                assert isinstance(await home.error_of(member.nack(done)), InvalidRequest)
+            first, second = await asyncio.gather(member.nack(two), member.nack(two), return_exceptions=True)
+            assert first is None
+            assert isinstance(second, InvalidRequest)
             for done in (two, pack):
                 assert isinstance(await home.error_of(member.nack(done)), InvalidRequest)
             await client.send("orders", "three", key="k")
