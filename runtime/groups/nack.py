@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 from ..arguments import checked
+from ..delays.delayed import DELAY_MAX_MS
 from ..errors import InvalidRequest
 
 
@@ -12,12 +11,12 @@ class Nack(Exception):
     """A handler of `process` raises it to give back what it got, to be tried again `delay_s` seconds from now (None:
     after the policy's pause). It counts as an attempt like any other error of the handler; with `transient=(Nack,)` in
     the policy it counts as none. The delay is kept by the member: one that gets the channel meanwhile tries at once.
-    Raises `InvalidRequest` for a delay that is negative or has no end."""
+    Raises `InvalidRequest` for a delay that is negative, or over 366 days."""
 
     @checked
     def __init__(self, reason: str = "", *, delay_s: float | None = None) -> None:
-        if delay_s is not None and not (delay_s >= 0 and isfinite(delay_s)):
-            raise InvalidRequest(f"delay_s is {delay_s}, and must be 0 or more", argument="delay_s")
+        if delay_s is not None and not 0 <= delay_s <= DELAY_MAX_MS / 1000:
+            raise InvalidRequest(f"delay_s is {delay_s}, and must be from 0 to 366 days in seconds", argument="delay_s")
         super().__init__(reason)
         self.reason: str = reason
         self.delay_s: float | None = delay_s

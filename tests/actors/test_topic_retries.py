@@ -489,7 +489,7 @@ async def test_what_the_retry_topic_cannot_take_is_tried_again_in_its_place(home
 
 
 @virtual
-@pytest.mark.parametrize("case", ["too late", "too large", "the owner is away", "the owner is away, uncounted"])
+@pytest.mark.parametrize("case", ["too large", "the owner is away", "the owner is away, uncounted"])
 async def test_the_delay_of_a_nack_is_kept_where_its_copy_is_not_taken(home, case) -> None:
     loop, calls = asyncio.get_running_loop(), []
     policy = replace_fields(POLICY, transient=(Nack,) if "uncounted" in case else ())
@@ -497,7 +497,7 @@ async def test_the_delay_of_a_nack_is_kept_where_its_copy_is_not_taken(home, cas
     async def handle(pack):
         calls.append((loop.time(), pack.messages[0].reason))
         if len(calls) == 1:
-            raise Nack("closed", delay_s=400 * 86_400.0 if case == "too late" else 60.0)
+            raise Nack("closed", delay_s=60.0)
 
     async with home.node() as node, node.client() as client:
         await client.create_topic("orders", 1)
@@ -513,11 +513,26 @@ async def test_the_delay_of_a_nack_is_kept_where_its_copy_is_not_taken(home, cas
             if "away" in case:
                 member.send_to_retry_topic = away_first
             await tidewal.process(member.wal, member, handle, AT_LEAST, retry=policy, timeout_s=70)
-        if case == "too late":
-            assert len(calls) == 1
-        else:
-            assert 59.9 <= calls[1][0] - calls[0][0] <= 61
+        assert 59.9 <= calls[1][0] - calls[0][0] <= 61
         assert "away" not in case or calls[1][1] == "Nack('closed')"
+
+
+@virtual
+async def test_a_nack_with_a_delay_that_no_topic_takes_is_an_error_like_any_other(home) -> None:
+    reasons: list[str] = []
+
+    async def handle(pack):
+        reasons.append(pack.messages[0].reason)
+        if len(reasons) == 1:
+            raise Nack("closed", delay_s=60_000_000_000)  # 60 s, in nanoseconds
+
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "x")
+        async with await client.subscribe("orders", "billing", retry_topic=True) as member:
+            await tidewal.process(member.wal, member, handle, AT_LEAST, retry=POLICY, timeout_s=10)
+    assert len(reasons) == 2
+    assert "must be from 0 to 366 days in seconds" in reasons[1]
 
 
 @virtual
