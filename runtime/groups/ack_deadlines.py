@@ -45,13 +45,14 @@ class AckDeadlines:
         self._deadlines.setdefault(fetcher, {})[last] = self._time() + self.timeout_s
 
     def extend(self, fetcher: MemberFetcher, last: bytes, timeout_s: float | None) -> None:
-        """Give it `timeout_s` seconds from now (None: the whole time), if it has less. What is acknowledged has no need
-        of it."""
+        """Give the batch in which the entry `last` lies `timeout_s` seconds from now (None: the whole time), if it has
+        less. What is acknowledged has no need of it."""
         if timeout_s is not None and not timeout_s > 0:
             raise InvalidRequest(f"timeout_s is {timeout_s}, and must be over 0", argument="timeout_s")
         of_channel = self._deadlines.get(fetcher, {})
-        if last in of_channel:
-            of_channel[last] = max(of_channel[last], self._time() + (timeout_s or self.timeout_s))
+        batch = min((each for each in of_channel if each >= last), default=None)
+        if batch is not None:
+            of_channel[batch] = max(of_channel[batch], self._time() + (timeout_s or self.timeout_s))
 
     async def run(self, is_current: Callable[[MemberFetcher], bool]) -> None:
         """Look, until cancelled; channels that are not current are forgotten."""
