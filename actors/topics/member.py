@@ -209,15 +209,16 @@ class TopicMember(RecordMember):
         of each of its messages goes to the group's retry topic, with one attempt more and the `reason`
         (`TopicMessage.attempts`), and comes from there to any member. What lies before it in its partition is
         acknowledged, too. Where the member dies in the middle both the copy and the original may come. Of several calls
-        at once for one partition, one comes after the other. Raises `InvalidRequest` for a member without a retry topic
-        and for what is acknowledged, in part or by another call, `Fenced` where another member has the partition by
-        now, having sent nothing, `MessageTooLarge` for a message that has no room for this, and as `Client.send` and
-        `acknowledge` do."""
+        at once for one partition, one comes after the other, and `ack_timeout_s` is not over meanwhile. Raises
+        `InvalidRequest` for a member without a retry topic and for what is acknowledged, in part or by another call,
+        `Fenced` where another member has the partition by now, having sent nothing, `MessageTooLarge` for a message
+        that has no room for this, and as `Client.send` and `acknowledge` do."""
         async with self._giving_back[delivered.channel]:
-            if self.has_retry_topic:
-                await self.check_held(delivered)
-            await self.send_to_retry_topic(delivered, failed=1, reason=reason, delay_s=delay_s)
-            await self.acknowledge(delivered)
+            with self._acknowledging(delivered):
+                if self.has_retry_topic:
+                    await self.check_held(delivered)
+                await self.send_to_retry_topic(delivered, failed=1, reason=reason, delay_s=delay_s)
+                await self.acknowledge(delivered)
 
     @checked
     def attempts_of(self, unit: TopicPack) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -152,6 +152,18 @@ class GroupConsumer:
         fetcher = self._current(delivered)
         if self._deadlines is not None:
             self._deadlines.extend(fetcher, delivered.entries[-1].id, timeout_s)
+
+    @contextmanager
+    def acknowledging(self, delivered: Delivered) -> Generator[None]:
+        """The block ends in the acknowledgement of `delivered`: until then its channel is neither taken back for
+        `ack_timeout_s`, nor released to another member before its time for that is over. Raises `Fenced`."""
+        fetcher = self._current(delivered)
+        fetcher.acks_in_flight += 1
+        try:
+            yield
+        finally:
+            fetcher.acks_in_flight -= 1
+            self._release_if_done(fetcher)
 
     def read_where(self, where: RecordFilter, whole: Collection[str] = ()) -> None:
         """Read by `Wal.read_where` from now on, behind what was delivered, but for the channels `whole`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -189,6 +189,11 @@ class RecordMember(AsyncIterator[RecordPack]):
                 "back any more, and the rest can by `parts()`"
             )
         await self.annotate(delivered, self.metadata(delivered.channel))
+
+    def _acknowledging(self, delivered: RecordPack) -> AbstractContextManager[None]:
+        """`GroupConsumer.acknowledging`."""
+        member = self._member
+        return member.acknowledging(delivered.delivered) if isinstance(member, GroupConsumer) else nullcontext()
 
     @checked
     def is_acknowledged(self, delivered: RecordPack) -> bool:

@@ -17,6 +17,7 @@ from tidewal import Nack, RetryPolicy, Semantics
 from tidewal.actors.proxy.sharded_rows import RECORD_OVERHEAD_BYTES
 from tidewal.actors.topics.messages import RetriedMessage, header_bytes
 from tidewal.actors.topics.retried import Origin, Retried
+from tidewal.actors.topics.retry_topics import RetryTopics
 from tidewal.cli import letters
 from tidewal.cli.replay import replay
 from tidewal.runtime.errors import InvalidRequest, TopicNotFound
@@ -486,6 +487,29 @@ async def test_what_the_retry_topic_cannot_take_is_tried_again_in_its_place(home
         await working(client, script, 2)
         assert script.bodies == [b"fail:2", b"good"]
         assert script.attempts[b"fail:2"] == [0, 0, 0]
+
+
+@virtual
+async def test_no_time_is_over_while_something_is_given_back(home, monkeypatch) -> None:
+    send = RetryTopics.send
+
+    async def slow(self, /, *sent):
+        await elapse(5.0)
+        await send(self, *sent)
+
+    monkeypatch.setattr(RetryTopics, "send", slow)
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", ["x", "y"])
+        async with await client.subscribe("orders", "billing", retry_topic=True, ack_timeout_s=1.0) as member:
+            await member.nack(await anext(member))
+            seen: list[tuple[bytes, int]] = []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    async for pack in member:
+                        seen += [(bytes(message.body), message.attempts) for message in pack.messages]
+                        await member.acknowledge(pack)
+    assert sorted(seen) == [(b"x", 1), (b"y", 1)]
 
 
 @virtual
