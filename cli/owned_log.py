@@ -20,8 +20,9 @@ async def owned_log(url: str, *, create: bool = False, serve: bool = False) -> A
     is there, unless `create`."""
     backend = find_backend(url)
     options: dict[str, Any] = {}
+    if backend.capabilities().one_node:
+        options["serve"] = serve and backend.capabilities().one_machine  # others read what lies in a store there
     if backend.capabilities().one_machine:
-        options["serve"] = serve
         try:
             unused = await backend.abandoned(url)
         except ConfigError:

@@ -49,6 +49,7 @@ class ObjectsBackend(WalBackend):
         *,
         own: bool | None = None,
         read_only: bool = False,
+        serve: bool = True,
         settings: ObjectsSettings | None = None,
         cluster: ClusterSettings | None = None,
         **options: Any,
@@ -56,7 +57,7 @@ class ObjectsBackend(WalBackend):
         """Open `s3://bucket/prefix` (`gs://`, `az://account/container/prefix`) or `file:///absolute/directory`. Opening
         changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
         With the secret of `cluster` it writes through that one. With `own` True opening does so; with False, and a
-        secret, this process never owns the log. A URL of a bucket may have `?endpoint=…&region=…`, else these come from
+        secret, this process never owns the log; with `serve` False it has no links to others. A URL of a bucket may have `?endpoint=…&region=…`, else these come from
         the environment, as credentials always do."""
         from .link.access import link_access
         from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
@@ -69,7 +70,7 @@ class ObjectsBackend(WalBackend):
             linger_ms = DIRECTORY_LINGER_MS if settings.linger_ms < 0 else settings.linger_ms
             settings = settings.model_copy(update={"linger_ms": linger_ms, "hedge_share": 0.0})
         tried = "endpoint" in _bucket_options(url)  # the stores of S3, Google and Azure are known
-        options |= {"access": link_access(settings, cluster), "may_own": own is not False}
+        options |= {"access": link_access(settings, cluster) if serve else None, "may_own": own is not False}
         wal = ObjectWal(shown_url(url), self.store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
         return wal

@@ -33,14 +33,15 @@ class Ownership:
         log: OpenLog,
         tail: LogTail,
         committer: Committer,
+        check: Callable[[], Awaitable[None]],
         listen: Callable[[], Awaitable[str]],
         acquired: Callable[[], None],
     ) -> None:
-        """`listen` lets other processes connect to this one, and returns where; `acquired` is called when this process
-        has begun to own the log."""
+        """`check` raises where this process may not own the log as it is now. `listen` lets other processes connect to
+        this one, and returns where; `acquired` is called when this process has begun to own the log."""
         self._objects, self._state, self._tail = log.objects, log.state, tail
         self._committer, self._time, self._settings = committer, log.time, log.settings
-        self._listen, self._acquired = listen, acquired
+        self._check, self._listen, self._acquired = check, listen, acquired
         self._acquiring: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._confirming_next: asyncio.Task[None] | None = None
@@ -54,7 +55,7 @@ class Ownership:
 
     async def acquire(self) -> None:
         """Own the log. Returns at once where this process does. Where another one may, it waits for a lease, and raises
-        `Unavailable` when something moves in the log meanwhile."""
+        `Unavailable` when something moves in the log meanwhile, and what `check` does."""
         if self._committer.owns:
             return
         if self._acquiring is None or self._acquiring.done():
@@ -68,10 +69,12 @@ class Ownership:
         _, epoch = await self.newest_claim()
         if self._state.number or epoch > self._state.epoch:
             await self._watch(epoch)
+        await self._check()  # before the claim, which would make the next owner wait for a lease
         if not await self._objects.claim(epoch, await self._listen()):
             raise self._owned("has just claimed it")
         self._time.set(await self._objects.claimed_ms(epoch))
         await self._end_lower_epochs(epoch)
+        await self._check()  # of what the owner before has written until then
         self._committer.start()
         self._acquired()
 

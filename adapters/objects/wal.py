@@ -14,7 +14,9 @@ from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
 from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, check_plain, not_found, other_policy
+from ...runtime.log.migration_state import MIGRATION_CHANNEL, check_in_use
 from ...runtime.log.payloads import check_timestamps, owned
+from ...runtime.log.replication_state import REPLICATION_CHANNEL
 from ...runtime.log.wal import (
     Append,
     Capabilities,
@@ -89,7 +91,9 @@ class ObjectWal(GroupWal):
         self._tail = LogTail(log, self._owns, self._on_read)
         self._committer = Committer(log, self._on_durable, self._on_queued, self._on_lost)
         self._maintenance = Maintenance(log, self._owns, self._commit)
-        self._ownership = Ownership(log, self._tail, self._committer, lambda: self._links.listen(), self._on_owned)
+        self._ownership = Ownership(
+            log, self._tail, self._committer, self._check_in_use, lambda: self._links.listen(), self._on_owned
+        )
         user = LinkUser(
             submit_here=self._submit_here,
             answer_ephemeral=lambda question: self._ephemeral.answer(question),
@@ -106,6 +110,7 @@ class ObjectWal(GroupWal):
             self._routed_groups = RoutedCoordinatorClient(self._links.route, self._own_client, self._is_closed)
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_opened = False
 
     def _owns(self) -> bool:
         return self._committer.owns
@@ -121,6 +126,7 @@ class ObjectWal(GroupWal):
             raise Unavailable(f"there is no log at {self._shown}")
         if own:
             await self._links.route.reach()
+        self._is_opened = True
 
     # ---- channels ----------------------------------------------------------------------------------------------------
 
@@ -257,6 +263,12 @@ class ObjectWal(GroupWal):
         await future
 
     # ---- owning ------------------------------------------------------------------------------------------------------
+
+    async def _check_in_use(self) -> None:
+        """As `open_wal` does, once more where this process comes to own the log later: it may have been migrated, or a
+        replica have taken its place, while this process wrote nothing."""
+        if self._is_opened and not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
+            await check_in_use(self, self._shown)
 
     def _on_queued(self) -> None:
         self._links.on_queued()

@@ -16,6 +16,7 @@ import pytest
 
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.cli import migrate as cli_migrate
+from tidewal.cli.owned_log import owned_log
 from tidewal.runtime.errors import Moved, Unavailable
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.log.record import Record, RecordType, encode
@@ -127,6 +128,15 @@ def test_a_log_that_a_program_has_open_is_left_alone(command: Callable[..., Any]
         assert ended.status == 2
         assert f"a process has rocksmq://{used} open: stop it" in ended.err
     assert command("migrate", f"rocksmq://{old}", "--status").out == "open\n"
+
+
+async def test_no_program_writes_through_the_process_that_migrates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cluster's secret those that use a log on object storage are linked to its owner."""
+    monkeypatch.setenv("TIDEWAL__CLUSTER__SECRET", "s" * 32)
+    async with owned_log(f"file://{tmp_path}/log", create=True) as wal:
+        assert not wal.capabilities.multi_process_write
 
 
 def test_what_is_taken_back_leaves_nothing(command: Callable[..., Any], old: Path, new: Path) -> None:
