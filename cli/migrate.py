@@ -13,7 +13,7 @@ from ..runtime.errors import BadRecord, InvalidRequest
 from ..runtime.log.migration_state import MigrationState, migration_state
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
-from ..runtime.migration.migration import MigrationProof, cancel_migration
+from ..runtime.migration.migration import MigrationProof, cancel_migration, cancellable_state, check_source
 from ..runtime.migration.migration import migrate as migrate_log
 from ..runtime.migration.translation import translate_position
 from ..runtime.streams.messages import Position
@@ -42,6 +42,8 @@ def migrate(
     environment has the credentials for both. Exits with 0 when the new log is open.
     """
     url, to = _absolute(url), _absolute(to)
+    if cancel + status + bool(position) > 1:
+        raise InvalidRequest("--cancel, --status and --position exclude each other: give one of them")
     if status:
         state = completed(_state(url))
         typer.echo(json.dumps(_fields(state), indent=2) if as_json else _text(state))
@@ -64,13 +66,17 @@ async def _state(url: str) -> MigrationState:
 
 
 async def _migrated(url: str, to: str) -> MigrationProof:
-    async with owned_log(url) as old, owned_log(to, create=True) as new:
-        return await migrate_log(old, new, url, to, on_progress=lambda line: typer.echo(line, err=True))
+    async with owned_log(url) as old:
+        await check_source(old, to)
+        async with owned_log(to, create=True) as new:
+            return await migrate_log(old, new, url, to, on_progress=lambda line: typer.echo(line, err=True))
 
 
 async def _cancelled(url: str, to: str) -> None:
-    async with owned_log(url) as old, owned_log(to, create=True) as new:
-        await cancel_migration(old, new, to)
+    async with owned_log(url) as old:
+        await cancellable_state(old, to)
+        async with owned_log(to, create=True) as new:
+            await cancel_migration(old, new, to)
 
 
 async def _translated(url: str, to: str, position: str) -> Position:
@@ -85,13 +91,12 @@ async def _translated(url: str, to: str, position: str) -> Position:
 def _absolute(url: str) -> str:
     """`url`, in the form in which both logs keep it: a directory from the root on, so that it means the same one to
     all processes."""
-    if not url or not find_backend(url).capabilities().one_machine:
+    if not url:
         return url
+    url = find_backend(url).absolute_url(url)
     scheme, _, rest = url.partition("://")
     path, mark, options = rest.partition("?")
-    if not path.startswith(("/", ".")):  # a host
-        return url
-    return f"{scheme}://{os.path.abspath(path)}{mark}{options}"
+    return f"{scheme}://{os.path.abspath(path)}{mark}{options}" if path.startswith("/") else url
 
 
 def _fields(state: MigrationState) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from ..runtime.log.wal import Wal
 @asynccontextmanager
 async def owned_log(url: str, *, create: bool = False, serve: bool = False) -> AsyncGenerator[Wal]:
     """The log at `url`, whatever its state, owned by this process where one process owns it; with `serve` others can
-    read it meanwhile. Raises `Unavailable` where another process has an embedded log open, and `ConfigError` where none
-    is there, unless `create`."""
+    read it meanwhile. Raises `Unavailable` where another process has an embedded log open, and `ConfigError`, or
+    `Unavailable` for a log on brokers or in an object store, where none is there, unless `create`."""
     backend = find_backend(url)
     options: dict[str, Any] = {}
     if backend.capabilities().one_node:
@@ -31,6 +31,9 @@ async def owned_log(url: str, *, create: bool = False, serve: bool = False) -> A
             unused = True
         if not unused:
             raise Unavailable(f"a process has {shown_url(url)} open: stop it, and go on")
-    wal = await backend.open(url, own=True, **{**wal_options(load_settings(), url), **options})
+    options = {**wal_options(load_settings(), url), **options}
+    if not create and not backend.capabilities().one_machine:  # there opening makes a log, where its name is misspelt
+        await (await backend.open(url, read_only=True, **options)).close()
+    wal = await backend.open(url, own=True, **options)
     async with wal:
         yield wal

@@ -105,10 +105,11 @@ async def migrate(
 
     Raises `Unsupported` for what cannot be migrated, `ReplicaReadOnly` and `Moved` where replication has the say
     over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the new log is not empty,
-    or the old one migrates elsewhere, or was promoted and its source is not fenced, `CorruptLog` where the new one
-    is not as it was found equal, `Fenced` where a later run has taken this one's place, `Unavailable` where a
-    program uses the old log or that is slow, and what the logs raise. After an error it may be called again, or be
+    or the old one has no channel, migrates elsewhere, or was promoted and its source is not fenced, `CorruptLog` where
+    the new one is not as it was found equal, `Fenced` where a later run has taken this one's place, `Unavailable` where
+    a program uses the old log or that is slow, and what the logs raise. After an error it may be called again, or be
     taken back."""
+    await check_source(old, new_url)
     state = await migration_state(old)
     if await _has_ended(new, state, new_url):
         return MigrationProof.from_wire(state.proof)
@@ -158,10 +159,7 @@ async def cancel_migration(old: Wal, new: Wal, new_url: str, *, settle_s: float 
     is in use again. Where a run of the migration may be at work, this one takes its place, and on brokers first waits
     `settle_s` seconds. Raises `InvalidRequest` where none is under way, where it goes to another log, or where `new`
     has everything already and may be in use, and `Fenced` as `migrate` does. After an error it may be called again."""
-    state = await migration_state(old)
-    if state.phase in (MigrationPhase.OPEN, MigrationPhase.RESERVED, MigrationPhase.PENDING):
-        raise InvalidRequest("nothing can be taken back: no migration of this log is under way")
-    _check_target(state, new_url)
+    state = await cancellable_state(old, new_url)
     await _check_not_in_use(new, state)
     run = await MigrationRun.claim(old, new, state, settle_s=settle_s)
     async with run.letting_go():
@@ -180,6 +178,16 @@ async def cancel_migration(old: Wal, new: Wal, new_url: str, *, settle_s: float 
         await come_into_use(old)
 
 
+async def cancellable_state(old: Wal, new_url: str) -> MigrationState:
+    """The state of a log whose migration to the log at `new_url` is under way, or has ended. Raises `InvalidRequest`
+    where there is none, or where it goes to another log: a command looks before it opens that one."""
+    state = await migration_state(old)
+    if state.phase not in (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING, MigrationPhase.MIGRATED):
+        raise InvalidRequest("nothing can be taken back: no migration of this log is under way")
+    _check_target(state, new_url)
+    return state
+
+
 async def _check_not_in_use(new: Wal, state: MigrationState) -> None:
     if state.phase is not MigrationPhase.MIGRATED:
         return
@@ -188,6 +196,16 @@ async def _check_not_in_use(new: Wal, state: MigrationState) -> None:
 
 
 # ---- the beginning -------------------------------------------------------------------------------------------------
+
+
+async def check_source(old: Wal, new_url: str) -> None:
+    """Raise `InvalidRequest` where `old` goes to another log than that at `new_url`, or has no channel, as a log of
+    brokers whose name is misspelt: a command looks before it makes the new one."""
+    state = await migration_state(old)
+    if state.phase in (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING, MigrationPhase.MIGRATED):
+        _check_target(state, new_url)
+    elif state.phase is MigrationPhase.OPEN and not await _channels(old):
+        raise InvalidRequest("the old log has no channels, nothing was changed: check its URL")
 
 
 async def _has_ended(new: Wal, state: MigrationState, new_url: str) -> bool:

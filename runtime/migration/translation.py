@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import InvalidRequest, PositionLost
+from ..errors import InvalidRequest, PositionLost, PositionMismatch
 from ..log.migration_state import MigrationPhase, mark_of, migration_state
 from ..log.wal import Wal
 from ..streams.messages import Position
-from .channel_copy import ChannelProof, is_lost, stored_entries
+from .channel_copy import ChannelProof, is_lost, stored_batches, stored_entries
 from .migration import MigrationProof
 
 
@@ -17,8 +17,15 @@ async def translate_position(old: Wal, new: Wal, position: Position) -> Position
     opened for reading only. The entry is found by its place: the entries of the channel are counted in both logs, from
     the last that the proof of the migration names, so retention may have removed some from either since.
 
-    Raises `InvalidRequest` where `old` was not migrated to `new`, or the position is behind what was migrated;
-    `PositionLost` where its entry is in one of the logs no more."""
+    Raises `PositionMismatch` for a position of another backend than that of `old`; `InvalidRequest` where `old` was not
+    migrated to `new`, or the position is behind what was migrated; `PositionLost` where its entry is in one of the logs
+    no more."""
+    if position.wal != old.name:
+        raise PositionMismatch(
+            f"the position is of {position.wal}, the first log is {old.name}: it is of another log",
+            expected=old.name,
+            found=position.wal,
+        )
     state = await migration_state(old)
     if state.phase is not MigrationPhase.MIGRATED or mark_of(state.id) not in await new.channels():
         raise InvalidRequest("the first log was not migrated to the second, and only such positions are translated")
@@ -32,10 +39,14 @@ async def translate_position(old: Wal, new: Wal, position: Position) -> Position
     if behind == proof.entries:
         return replace(position, message_id=b"", wal=new.name)
     info = replace(await new.describe(channel), latest_id=proof.last_new)
-    ids = [entry.id async for entry in stored_entries(new, info)]
-    if len(ids) <= behind:
-        raise _lost(channel, id, "new")
-    return replace(position, message_id=ids[-behind - 1], wal=new.name)
+    before = -behind - 1
+    async for entries in stored_batches(new, info):
+        before += len(entries)
+    async for entries in stored_batches(new, info):
+        if 0 <= before < len(entries):
+            return replace(position, message_id=entries[before].id, wal=new.name)
+        before -= len(entries)
+    raise _lost(channel, id, "new")
 
 
 async def _entries_behind(old: Wal, channel: str, proof: ChannelProof, id: bytes) -> int | None:

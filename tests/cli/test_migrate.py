@@ -102,6 +102,23 @@ def test_both_logs_are_named_from_the_root_on(
     assert "migrates to" in ended.err
 
 
+def test_what_is_refused_makes_no_log(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, old: Path, new: Path, tmp_path: Path
+) -> None:
+    asyncio.run(fill(old, 1))
+    monkeypatch.chdir(tmp_path)
+    ended = command("migrate", "file://./odl", "--to", f"rocksmq://{new}")
+    assert ended.status == 2
+    assert f"no log at file://{tmp_path}/odl" in ended.err
+    assert "under way" in command("migrate", f"rocksmq://{old}", "--cancel", "--to", f"rocksmq://{new}").err
+    assert "exclude each other" in command("migrate", f"rocksmq://{old}", "--cancel", "--status").err
+    assert command("migrate", f"rocksmq://{old}", "--to", "file://./new").status == 0
+    for option in ((), ("--cancel",)):
+        ended = command("migrate", f"rocksmq://{old}", "--to", f"rocksmq://{tmp_path}/typo", *option)
+        assert f"this log migrates to file://{new}: " in ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
+
+
 def test_no_program_opens_a_log_through_its_migration(
     command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, old: Path, new: Path
 ) -> None:

@@ -15,6 +15,7 @@ from tidewal.runtime.errors import (
     InvalidRequest,
     Moved,
     PositionLost,
+    PositionMismatch,
     PreconditionFailed,
     Unavailable,
     Unsupported,
@@ -396,11 +397,16 @@ async def test_a_long_proof_is_in_parts_and_counts_with_the_last(
 
 
 async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
+    with pytest.raises(InvalidRequest, match="no channels"):  # on brokers, where the name of the old log is misspelt
+        await migrate(old, new, OLD, NEW)
+    assert await old.channels() == await new.channels() == []
+
     used = MemoryWal(MemoryLog())
     await used.create_channel("mine", ChannelPolicy())
+    await old.create_channel("ours", ChannelPolicy())
     with pytest.raises(InvalidRequest, match="not empty"):
         await migrate(old, used, OLD, NEW)
-    assert await old.channels() == []
+    assert await old.channels() == ["ours"]
 
     node = MemoryWal(MemoryLog())
     await node.create_channel("by-dev-collection_schema", ChannelPolicy())
@@ -409,6 +415,7 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
 
     letters = MemoryWal(MemoryLog())
     await letters.create_channel("letters", ChannelPolicy())
+    await letters.create_channel("others", ChannelPolicy())
     await letters.append("letters", encode(Record(RecordType.DEAD_LETTER, key=b"id")))
     with pytest.raises(Unsupported, match=r"DEAD_LETTER.*holds ids"):
         await migrate(letters, new, OLD, NEW)
@@ -430,6 +437,7 @@ async def test_of_two_migrations_into_one_log_the_first_counts(old: Wal, new: Wa
     with pytest.raises(PreconditionFailed, match="came first"):
         await change_migration_state(new, MigrationState(MigrationPhase.RESERVED, "second", OLD))
     assert await migration_state(new) == first
+    await filled(old)
     with pytest.raises(InvalidRequest, match="not empty"):
         await migrate(old, new, OLD, NEW)
 
@@ -453,6 +461,8 @@ async def test_a_position_that_one_log_has_no_more_is_lost(old: Wal, new: Wal) -
         await translate_position(old, new, at(8))
     with pytest.raises(InvalidRequest, match="was not in the log"):
         await translate_position(old, new, Position("orders", b"\xff" * 8, 0, 0, 0, old.name))
+    with pytest.raises(PositionMismatch, match="of kafka"):  # its bytes may be an id here
+        await translate_position(old, new, replace(at(12), wal="kafka"))
 
 
 async def test_a_position_before_all_that_was_migrated_is_lost(old: Wal, new: Wal) -> None:
