@@ -56,9 +56,10 @@ class ObjectsBackend(WalBackend):
     ) -> Wal:
         """Open `s3://bucket/prefix` (`gs://`, `az://account/container/prefix`) or `file:///absolute/directory`. Opening
         changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
-        With the secret of `cluster` it writes through that one. With `own` True opening does so; with False, and a
-        secret, this process never owns the log; with `serve` False it has no links to others. A URL of a bucket may have `?endpoint=…&region=…`, else these come from
-        the environment, as credentials always do."""
+        With the secret of `cluster` it writes through that one. With `own` True opening does so, and once this process
+        has owned the log, and then another one has, all that writes raises `Fenced`; with False, and a secret, it never
+        owns the log. With `serve` False it has no links to others. A URL of a bucket may have `?endpoint=…&region=…`,
+        else these come from the environment, as credentials always do."""
         from .link.access import link_access
         from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
         from .wal import ObjectWal

@@ -56,6 +56,11 @@ class Committer:
         return self._writer is not None
 
     @property
+    def epoch(self) -> int:
+        """The last epoch that this process has owned, 0 for none."""
+        return self._epoch
+
+    @property
     def waiting(self) -> bool:
         """Whether anything waits to be written or sent."""
         return bool(self._queue or self._added)

@@ -86,6 +86,16 @@ class Ownership:
             newest, epoch = claimant, epoch + 1
         return newest, epoch
 
+    async def has_passed(self) -> bool:
+        """Whether another process has owned the log since this one did."""
+        for epoch in range(self._committer.epoch + 1, self._state.epoch + 1):
+            claimant = await self._objects.claimant(epoch)
+            if claimant is not None and claimant.writer != self._objects.writer:
+                return True
+            if claimant is None and epoch < self._state.epoch:  # its claim was removed since it ended
+                return True
+        return False
+
     async def _watch(self, epoch: int) -> None:
         """Wait for a lease. Raises `Unavailable` where the log moves, or `epoch` is claimed, meanwhile."""
         for _ in range(LOOKS):

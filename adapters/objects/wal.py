@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from ...runtime.clock import Clock
-from ...runtime.errors import ChannelNotFound, Closed, MessageTooLarge, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, Fenced, MessageTooLarge, TidewalError, Unavailable
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
@@ -92,7 +92,7 @@ class ObjectWal(GroupWal):
         self._committer = Committer(log, self._on_durable, self._on_queued, self._on_lost)
         self._maintenance = Maintenance(log, self._owns, self._commit)
         self._ownership = Ownership(
-            log, self._tail, self._committer, self._check_in_use, lambda: self._links.listen(), self._on_owned
+            log, self._tail, self._committer, self._check_may_own, lambda: self._links.listen(), self._on_owned
         )
         user = LinkUser(
             submit_here=self._submit_here,
@@ -110,7 +110,7 @@ class ObjectWal(GroupWal):
             self._routed_groups = RoutedCoordinatorClient(self._links.route, self._own_client, self._is_closed)
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._is_opened = False
+        self._is_opened = self._must_own = False
 
     def _owns(self) -> bool:
         return self._committer.owns
@@ -119,14 +119,15 @@ class ObjectWal(GroupWal):
         return self._closed
 
     async def open(self, *, must_be: bool = False, own: bool = False) -> None:
-        """Read the log to its end, changing nothing unless it is to `own` the log, or be linked to its owner. Raises
+        """Read the log to its end, changing nothing unless it is to `own` the log, or be linked to its owner. A process
+        that was to own the log writes nothing more, with `Fenced`, behind another one that came to own it. Raises
         `Unavailable`, also where the log `must_be` there and is not."""
         await self._tail.catch_up()
         if must_be and not self._objects.log:
             raise Unavailable(f"there is no log at {self._shown}")
         if own:
             await self._links.route.reach()
-        self._is_opened = True
+        self._is_opened, self._must_own = True, own and self._committer.owns
 
     # ---- channels ----------------------------------------------------------------------------------------------------
 
@@ -264,10 +265,15 @@ class ObjectWal(GroupWal):
 
     # ---- owning ------------------------------------------------------------------------------------------------------
 
-    async def _check_in_use(self) -> None:
-        """As `open_wal` does, once more where this process comes to own the log later: it may have been migrated, or a
-        replica have taken its place, while this process wrote nothing."""
-        if self._is_opened and not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
+    async def _check_may_own(self) -> None:
+        """Where this process comes to own the log after opening it, look as `open_wal` did: it may have been migrated,
+        or a replica have taken its place, while this process wrote nothing."""
+        if not self._is_opened:
+            return
+        if self._must_own:
+            if await self._ownership.has_passed():
+                raise Fenced("another process has come to own the log since this one opened it: open it again")
+        elif not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
             await check_in_use(self, self._shown)
 
     def _on_queued(self) -> None:

@@ -55,9 +55,19 @@ class Processes:
 
     async def open(self, seed: int = 0) -> Process:
         """Another process that has the log open."""
+        process = self._new(seed)
+        await process.wal.open()
+        return process
+
+    async def open_to_own(self) -> Process:
+        """Another process that owns the log, or writes nothing."""
+        process = self._new(0)
+        await process.wal.open(own=True)
+        return process
+
+    def _new(self, seed: int) -> Process:
         store = SimulatedStore(self.objects, seed, self._rates)
         process = Process(ObjectWal("simulated://", store, self._settings, clock=LoopTime(), pace=self._pace), store)
-        await process.wal.open()
         self.opened.append(process)
         return process
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.adapters.objects.processes import Processes, appended, virtual
-from tidewal.runtime.errors import Moved, Unavailable
+from tests.adapters.objects.processes import Processes, appended, entries_of, virtual
+from tidewal.runtime.errors import Fenced, Moved, Unavailable
 from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
+from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.migration.migration import migrate
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -17,7 +18,7 @@ async def test_a_process_does_not_come_to_own_a_log_that_was_migrated(processes:
     await owner.wal.append("a", b"before")
     idle = await processes.open()
     await owner.wal.close()
-    migrator = await processes.open()
+    migrator = await processes.open_to_own()
     await migrate(migrator.wal, MemoryWal(), "simulated://", "memory://new")
     await migrator.wal.close()
     claims = [key for key in processes.objects.bodies if key.startswith("claim/")]
@@ -40,3 +41,33 @@ async def test_nor_one_whose_migration_has_not_ended(processes: Processes) -> No
     (result,) = await appended(idle.wal, "a", [b"lost"])
     assert isinstance(result, Unavailable)
     assert "tidewal migrate" in str(result)
+
+
+@virtual
+async def test_a_process_that_is_to_own_the_log_writes_nothing_behind_another_owner(processes: Processes) -> None:
+    """A migration that stood still would copy what it had queued once more, to a log that is in use by then."""
+    earlier = await processes.open_to_own()
+    await earlier.wal.create_channel("a", ChannelPolicy())
+    with pytest.raises(Unavailable, match="writes to it"):
+        await processes.open_to_own()
+    earlier.store.stop()
+    later = await processes.open_to_own()
+    await later.wal.append("a", b"copied")
+    await later.wal.close()
+    earlier.store.go_on()
+    for _ in range(2):
+        results = await appended(earlier.wal, "a", [b"copied"] * 3)
+        assert {type(result) for result in results} == {Fenced}
+    program = await processes.open()
+    await program.wal.append("a", b"after")
+    assert await entries_of(program.wal, "a", 2) == [b"copied", b"after"]
+
+
+@virtual
+async def test_a_process_that_is_to_own_the_log_owns_it_again_when_the_store_is_back(processes: Processes) -> None:
+    owner = await processes.open_to_own()
+    await owner.wal.create_channel("a", ChannelPolicy())
+    await change_migration_state(owner.wal, MigrationState(MigrationPhase.MIGRATING, "1" * 32, "memory://new"))
+    await owner.wal._ownership._committer.hand_over()
+    assert not owner.wal._ownership.owns
+    await owner.wal.append("a", b"copied")
