@@ -237,6 +237,13 @@ async def check_not_migrating(wal: Wal, shown: str) -> None:
     _check_open(await migration_state(wal), shown)
 
 
+async def check_not_migrated(wal: Wal, shown: str) -> None:
+    """Raise `Moved` where the log, shown as `shown`, was migrated."""
+    state = await migration_state(wal)
+    if state.phase is MigrationPhase.MIGRATED:
+        _check_open(state, shown)
+
+
 def _check_open(state: MigrationState, shown: str) -> None:
     match state.phase:
         case MigrationPhase.OPEN:

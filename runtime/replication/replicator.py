@@ -28,7 +28,7 @@ from ..errors import (
     TidewalError,
     Unsupported,
 )
-from ..log.migration_state import is_migration_channel
+from ..log.migration_state import check_not_migrated, is_migration_channel
 from ..log.redaction import shown_url
 from ..log.replication_state import (
     REPLICA_MARK_PREFIX,
@@ -40,6 +40,7 @@ from ..log.replication_state import (
     ReplicationStates,
     behind,
     new_id,
+    replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
 from ..migration.migration import NODE_CHANNELS
@@ -122,8 +123,9 @@ class Replicator:
     async def run(self) -> None:
         """Replicate until cancelled; what was brought over is saved then.
 
-        Raises `Fenced` when another replicator has claimed the replica, `Promoted` when it was promoted,
-        `InvalidRequest` where the target is not empty, or is a replica of another log or the source itself,
+        Raises `Fenced` when another replicator has claimed the replica, `Promoted` when it was promoted, or another
+        replica of the source, `Moved` when the source was migrated, `InvalidRequest` where the target is not empty, or
+        is a replica of another log or the source itself, or the source is another log than before,
         `Unsupported` for logs of nodes, and errors of both logs."""
         async with self.claimed():
             saved_s = self._clock.monotonic()
@@ -207,6 +209,10 @@ class Replicator:
             )
         if source.phase is ReplicationPhase.REPLICA:
             raise InvalidRequest(f"{self._shown} is a replica itself, of {source.other}: replicate that one")
+        self._check_not_replaced(source)
+
+    def _check_not_replaced(self, source: ReplicationState) -> None:
+        state = self.state
         if source.phase is ReplicationPhase.REPLACED and not (self._is_last and source.source_id == state.log_id):
             raise Promoted(f"a replica of {self._shown} was promoted, and {source.other} has taken its place")
 
@@ -267,9 +273,24 @@ class Replicator:
             if name not in names and not is_own(name):
                 await self._target.drop_channel(name)
 
+    async def _source_names(self) -> set[str]:
+        """The channels of the source, and of no other log in its place: what is not among them is dropped. Raises
+        `Promoted` and `Moved` where another log has taken its place, and `InvalidRequest` where it says no more what
+        this is a replica of."""
+        names = await self._source.channels()
+        source = await replication_state(self._source)  # behind the names: these are of the log that this one says
+        if source.log_id != self.state.source_id:
+            raise InvalidRequest(
+                f"{self._shown} is another log now, or has lost what it had: the replica is left as it is, promote it "
+                "with --force (`tidewal promote`)"
+            )
+        self._check_not_replaced(source)
+        await check_not_migrated(self._source, self._shown)
+        return {name for name in names if not is_own(name)}
+
     async def _sync_names(self) -> None:
         """Create in the target what has come to the source, and drop what has gone."""
-        names = {name for name in await self._source.channels() if not is_own(name)}
+        names = await self._source_names()
         _check_without_node(names)
         for name in (self._mirrored.keys() | self._saved.keys() | self._contentless) - names:
             await self._drop(name)

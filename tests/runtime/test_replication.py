@@ -452,6 +452,46 @@ async def test_a_promotion_gives_way_to_a_replicator_that_claims_meanwhile(sourc
     assert (await replication_state(target)).phase is ReplicationPhase.REPLICA
 
 
+async def test_a_replicator_ends_when_another_log_has_taken_the_place_of_its_source(source: Wal, target: Wal) -> None:
+    """A second replica would show no lag for ever, while programs go on with the first one."""
+    await fill(source, "orders", range(5))
+    await stopped_when_same(source, target)
+    second = MemoryWal(MemoryLog())
+    running = started(source, second)
+    await until_same(source, second, running)
+    await promote(source, target, SOURCE, TARGET)
+    with pytest.raises(Promoted, match="target has taken its place"):
+        await asyncio.wait_for(running, WITHIN_S)
+
+
+async def test_a_replicator_ends_when_its_source_was_migrated(source: Wal, target: Wal) -> None:
+    await fill(source, "orders", range(5))
+    running = started(source, target)
+    await until_same(source, target, running)
+    await migrate(source, MemoryWal(MemoryLog()), SOURCE, "memory://elsewhere")
+    with pytest.raises(Moved, match="elsewhere"):
+        await asyncio.wait_for(running, WITHIN_S)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_replica_outlives_a_source_that_lost_all(source: MemoryWal, target: Wal, runs: bool) -> None:
+    """What the source says of itself is gone, too: so its channels were not dropped one by one."""
+    await fill(source, "orders", range(5))
+    running = started(source, target)
+    await until_same(source, target, running)
+    before = await contents(target)
+    if not runs:
+        await stopped(running)
+    source.log.channels.clear()
+    await fill(source, "others", range(3))
+    if not runs:
+        running = started(source, target)
+    with pytest.raises(InvalidRequest, match="another log|not a replica of"):
+        await asyncio.wait_for(running, WITHIN_S)
+    assert await contents(target) == before
+    await promote_alone(target)
+
+
 async def test_loops_and_other_targets_are_refused(source: Wal, target: Wal) -> None:
     with pytest.raises(InvalidRequest, match="the same log"):
         await started(source, source)
