@@ -8,6 +8,7 @@ from contextlib import suppress
 from ..errors import ChannelNotFound, PositionLost
 from ..log.replication_state import GroupPlaces, ReplicatedChannel
 from ..log.wal import From, FromId, GroupInfo, Wal
+from ..migration.channel_copy import Check
 from .channel_mirror import entries_behind, place_behind
 
 
@@ -79,14 +80,16 @@ async def _from_the_end(source: Wal, target: Wal, channel: str, place: Replicate
     return ids[-behind - 1] if behind < len(ids) else b""
 
 
-async def store_places(target: Wal, places: GroupPlaces, known: GroupPlaces) -> None:
+async def store_places(target: Wal, places: GroupPlaces, known: GroupPlaces, check: Check) -> None:
     """Drop groups that the source has no more, which may have a queue that another one has now, and move the replica's
-    groups to `places`, where they are others than `known`. May be repeated: the replica itself says what groups it has.
-    """
+    groups to `places`, where they are others than `known`; `check` may refuse each step. May be repeated: the replica
+    itself says what groups it has."""
     for group in {each.name for each in await target.groups()} - places.keys():
+        await check()
         await target.drop_group(group)
     for group, channels in places.items():
         for channel, (_, there) in channels.items():
             before = known.get(group, {}).get(channel)
             if before is None or before[1] != there:
+                await check()
                 await target.seek_group(group, channel, FromId(there) if there else From.EARLIEST)

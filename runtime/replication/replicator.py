@@ -249,7 +249,9 @@ class Replicator:
             raise fenced()
         self._claim_seen_s = asked_s
 
-    async def _may_append(self) -> None:
+    async def _may_write(self) -> None:
+        """Before each write to the replica: behind a promotion what it has is its programs'. Raises as
+        `_check_claim`."""
         if self._clock.monotonic() - self._claim_seen_s > CLAIM_S:
             await self._check_claim()
 
@@ -263,7 +265,7 @@ class Replicator:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, place: ReplicatedChannel) -> None:
-        mirror = ChannelMirror(self._source, self._target, name, place, self._may_append)
+        mirror = ChannelMirror(self._source, self._target, name, place, self._may_write)
         self._mirrored[name] = _Mirrored(mirror)
 
     async def _drop_leftovers(self) -> None:
@@ -271,7 +273,7 @@ class Replicator:
         names = {*await self._source.channels(), *self._saved}
         for name in await self._target.channels():
             if name not in names and not is_own(name):
-                await self._target.drop_channel(name)
+                await self._drop_there(name)
 
     async def _source_names(self) -> set[str]:
         """The channels of the source, and of no other log in its place: what is not among them is dropped. Raises
@@ -304,10 +306,11 @@ class Replicator:
         if info.policy.temporary:
             self._contentless.add(name)
             return
+        await self._may_write()
         try:
             await self._target.create_channel(name, info.policy)
         except ChannelExists:  # it was dropped at the source, and created again with another policy
-            await self._target.drop_channel(name)
+            await self._drop_there(name)
             await self._target.create_channel(name, info.policy)
         if info.policy.ephemeral:
             self._contentless.add(name)
@@ -356,7 +359,7 @@ class Replicator:
         info = await self._source.describe(name)
         self._forget(name)
         await self.save()
-        await self._target.drop_channel(name)
+        await self._drop_there(name)
         await self._create(name, info)
 
     async def _drop(self, name: str) -> None:
@@ -364,6 +367,10 @@ class Replicator:
         if task is not None:
             await ended(task)
         await self.save()
+        await self._drop_there(name)
+
+    async def _drop_there(self, name: str) -> None:
+        await self._may_write()
         await self._target.drop_channel(name)
 
     def _forget(self, name: str) -> asyncio.Task[None] | None:
@@ -395,7 +402,7 @@ class Replicator:
         if not (self._source.capabilities.groups and self._target.capabilities.groups):
             return known
         groups = await group_places(self._source, self._target, await self._source.groups(), channels, known)
-        await store_places(self._target, groups, known)
+        await store_places(self._target, groups, known, self._may_write)
         return groups
 
     async def _let_go(self, name: str, each: _Mirrored, place: ReplicatedChannel) -> None:
@@ -405,6 +412,7 @@ class Replicator:
             await self._source.hold(name, holder_of(self.state), behind(place.source))
         except ChannelNotFound:  # dropped meanwhile
             return
+        await self._may_write()
         await self._target.hold(name, HOLDER, behind(place.target))
         each.held = place
 

@@ -41,7 +41,17 @@ from tidewal.runtime.log.replication_state import (
     ReplicationStates,
     replication_state,
 )
-from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Delivery, FromId, OnAppended, Start, Wal
+from tidewal.runtime.log.wal import (
+    Append,
+    ChannelInfo,
+    ChannelPolicy,
+    Delivery,
+    FromId,
+    GroupInfo,
+    OnAppended,
+    Start,
+    Wal,
+)
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.migration.channel_copy import stored_entries
 from tidewal.runtime.migration.group_positions import stored_metadata
@@ -486,10 +496,54 @@ async def test_a_replica_outlives_a_source_that_lost_all(source: MemoryWal, targ
     await fill(source, "others", range(3))
     if not runs:
         running = started(source, target)
-    with pytest.raises(InvalidRequest, match="another log|not a replica of"):
+    with pytest.raises(InvalidRequest, match=r"another log|not a replica of"):
         await asyncio.wait_for(running, WITHIN_S)
     assert await contents(target) == before
     await promote_alone(target)
+
+
+async def test_what_a_promoted_replica_has_is_not_touched_by_a_replicator_that_stood_still(monkeypatch: Any) -> None:
+    """It was waiting for the source, behind its look at the claim: groups and channels are the programs' by now."""
+    monkeypatch.setattr(replicating, "CLAIM_S", 0.0)
+    monkeypatch.setattr(replicating, "CLAIM_WAIT_S", 0.0)
+
+    class Silent(MemoryWal):
+        answers = asyncio.Event()
+
+        async def groups(self) -> list[GroupInfo]:
+            found = await super().groups()
+            await self.answers.wait()
+            return found
+
+        async def describe(self, channel: str) -> ChannelInfo:
+            if channel == "late":
+                await self.answers.wait()
+            return await super().describe(channel)
+
+    for comes in ("group", "channel"):
+        source, target = Silent(MemoryLog()), MemoryWal(MemoryLog())
+        source.answers = asyncio.Event()
+        source.answers.set()
+        ids = await fill(source, "orders", range(5))
+        running = started(source, target)
+        await until_same(source, target, running)
+        source.answers.clear()
+        if comes == "group":
+            await source.seek_group("midst", "orders", FromId(ids[2]))
+        else:
+            await fill(source, "late", range(2))
+        await asyncio.sleep(5 * TIMES.save_s)
+        await promote_alone(target)
+        await fill(target, "late", range(7, 9), retention_s=None)
+        ends = [entry.id async for entry in stored_entries(target, await target.describe("orders"))]
+        await target.seek_group("midst", "orders", FromId(ends[3]))
+        await target.seek_group("own", "orders", FromId(ends[1]))
+        before = await contents(target), await remaining(target)
+        source.answers.set()
+        with pytest.raises(Promoted):
+            await asyncio.wait_for(running, 20)
+        assert (await contents(target), await remaining(target)) == before, comes
+        assert not target.log.channels["orders"].holds
 
 
 async def test_loops_and_other_targets_are_refused(source: Wal, target: Wal) -> None:
