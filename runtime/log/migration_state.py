@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import xxhash
 
 from ..errors import ChannelNotFound, ConfigError, CorruptLog, FormatTooNew, Moved, PreconditionFailed, Unavailable
-from .replication_state import REPLICA_MARK_PREFIX, REPLICATION_CHANNEL, REPLICATION_MARK_PREFIX, check_not_replica
+from .replication_state import check_not_replica, is_replication_channel
 from .wal import ChannelPolicy, Entry, FromId, Wal
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ def mark_of(id: str) -> str:
 
 def is_migration_channel(name: str) -> bool:
     """Whether migrations or replication have made the channel: no group of a pattern gets it, and none is migrated."""
-    if name in (MIGRATION_CHANNEL, REPLICATION_CHANNEL) or MARK.fullmatch(name) is not None:
-        return True
-    return name.startswith((REPLICATION_MARK_PREFIX, REPLICA_MARK_PREFIX))
+    return name == MIGRATION_CHANNEL or MARK.fullmatch(name) is not None or is_replication_channel(name)
 
 
 class MigrationPhase(StrEnum):

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, astuple, dataclass, field, replace
 from enum import StrEnum
@@ -41,6 +42,8 @@ REPLICATION_CHANNEL = "tidewal-replication"
 REPLICATION_POLICY = ChannelPolicy(retention_s=None)
 REPLICATION_MARK_PREFIX = "tidewal-replication-"
 REPLICA_MARK_PREFIX = "tidewal-replica-"  # and the `log_id` of a replica, in its source: an empty channel
+_MARK = re.compile(re.escape(REPLICATION_MARK_PREFIX) + "([0-9a-f]{32})(?:-([0-9a-f]{32}))?")  # others: programs'
+_REPLICA_MARK = re.compile(re.escape(REPLICA_MARK_PREFIX) + "[0-9a-f]{32}")
 VERSION = 1
 
 
@@ -157,8 +160,18 @@ def mark_of(state: ReplicationState) -> str:
     return REPLICATION_MARK_PREFIX + "-".join(filter(None, (state.log_id, state.source_id)))
 
 
-def _of_mark(name: str) -> ReplicationState:
-    log_id, _, source_id = name.removeprefix(REPLICATION_MARK_PREFIX).partition("-")
+def is_replication_channel(name: str) -> bool:
+    """Whether replication has made the channel, for itself."""
+    return name == REPLICATION_CHANNEL or any(mark.fullmatch(name) for mark in (_MARK, _REPLICA_MARK))
+
+
+def replicas_of(names: Iterable[str]) -> list[str]:
+    """The `log_id` of each replica for which a source that has the channels `names` holds entries."""
+    return [name.removeprefix(REPLICA_MARK_PREFIX) for name in names if _REPLICA_MARK.fullmatch(name)]
+
+
+def _of_mark(mark: re.Match[str]) -> ReplicationState:
+    log_id, source_id = mark[1], mark[2] or ""
     return ReplicationState(
         ReplicationPhase.PROMOTED if source_id else ReplicationPhase.SOURCE, log_id=log_id, source_id=source_id
     )
@@ -190,8 +203,8 @@ class ReplicationStates:
         return self.state
 
     async def _marked(self) -> ReplicationState | None:
-        marks = [name for name in await self._wal.channels() if name.startswith(REPLICATION_MARK_PREFIX)]
-        return _of_mark(min(marks)) if marks else None
+        marks = [mark for name in sorted(await self._wal.channels()) if (mark := _MARK.fullmatch(name))]
+        return _of_mark(marks[0]) if marks else None
 
     async def read_entries(self) -> ReplicationState:
         """What its entries say now: all but that it is settled. Raises as `read`."""
@@ -239,7 +252,7 @@ class ReplicationStates:
         marked = await self._marked()
         if marked is None:
             await self._wal.create_channel(mark_of(self.state), ChannelPolicy())
-            marked = _of_mark(mark_of(self.state))
+            marked = ReplicationState(self.state.phase, self.state.log_id, self.state.source_id)
         self.state, self.is_settled = replace(marked, number=self.state.number), True
         if self._read_to and self._wal.capabilities.truncate:
             await self._wal.truncate(REPLICATION_CHANNEL, behind(self._read_to))

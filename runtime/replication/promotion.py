@@ -23,6 +23,7 @@ from ..log.replication_state import (
     ReplicationStates,
     check_source_fenced,
     new_id,
+    replicas_of,
     replication_state,
 )
 from ..log.wal import Wal
@@ -133,8 +134,7 @@ async def release_source(source: Wal, state: ReplicationState) -> None:
 async def forget_replica(source: Wal, id: str) -> None:
     """Let go of what `source` holds for the replica `id` (`ReplicationState.log_id`), which is lost. Raises
     `InvalidRequest` where it has no such replica, with those that it has."""
-    names = await source.channels()
-    ids = [name.removeprefix(REPLICA_MARK_PREFIX) for name in names if name.startswith(REPLICA_MARK_PREFIX)]
+    ids = replicas_of(await source.channels())
     if id not in ids:
         raise InvalidRequest(f"the log holds nothing for a replica {id!r}, but for: {', '.join(ids) or 'none'}")
     await release_source(source, ReplicationState(log_id=id))

@@ -401,11 +401,11 @@ async def test_two_that_begin_with_one_source_at_once_agree(source: Wal) -> None
     late = ReplicationStates(source)
     assert (await late.read()).phase is ReplicationPhase.NONE
     first = ReplicationStates(source)
-    await first.change(ReplicationState(ReplicationPhase.SOURCE, "one"))
+    await first.change(ReplicationState(ReplicationPhase.SOURCE, "1" * 32))
     await first.settle()
-    await late.change(ReplicationState(ReplicationPhase.SOURCE, "other"))
+    await late.change(ReplicationState(ReplicationPhase.SOURCE, "2" * 32))
     await late.settle()
-    assert late.state.log_id == (await replication_state(source)).log_id == "one"
+    assert late.state.log_id == (await replication_state(source)).log_id == "1" * 32
 
 
 async def test_a_promotion_counts_what_was_not_saved(source: Wal) -> None:
@@ -544,6 +544,19 @@ async def test_what_a_promoted_replica_has_is_not_touched_by_a_replicator_that_s
             await asyncio.wait_for(running, 20)
         assert (await contents(target), await remaining(target)) == before, comes
         assert not target.log.channels["orders"].holds
+
+
+async def test_a_program_s_channel_that_is_named_like_a_mark_goes_along(source: Wal, target: Wal) -> None:
+    names = ["tidewal-replica-orders", "tidewal-replication-orders", "tidewal-replication-log"]
+    for name in names:
+        await fill(source, name, range(3))
+    replicator = Replicator(source, target, SOURCE, times=TIMES)
+    async with replicator.claimed():
+        await replicator.catch_up()
+    await promote(source, target, SOURCE, TARGET)
+    for name in names:
+        assert len([entry async for entry in stored_entries(target, await target.describe(name))]) == 3
+    assert (await replication_state(target)).phase is ReplicationPhase.PROMOTED
 
 
 async def test_loops_and_other_targets_are_refused(source: Wal, target: Wal) -> None:
