@@ -12,19 +12,16 @@ that bears its id (`mark_of`): by this a repeated call, and the translation of p
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-import xxhash
-
-from ..errors import ChannelNotFound, ConfigError, CorruptLog, FormatTooNew, Moved, PreconditionFailed, Unavailable
+from ..errors import ChannelNotFound, ConfigError, CorruptLog, Moved, PreconditionFailed, Unavailable
+from .long_entries import EntryReader, in_entries
 from .replication_state import check_not_replica, is_replication_channel
 from .wal import ChannelPolicy, Entry, FromId, Wal
 
@@ -36,7 +33,6 @@ MIGRATION_POLICY = ChannelPolicy(retention_s=None)
 MARK_PREFIX = "tidewal-migrated-"
 MARK = re.compile(re.escape(MARK_PREFIX) + "[0-9a-f]{32}")  # others that begin so are programs'
 VERSION = 1
-PART_BYTES = 512 * 1024  # of one entry: all logs take that much
 SHORT_BYTES = 4 * 1024  # of the last entry, which each look reads again
 
 
@@ -77,42 +73,25 @@ class MigrationState:
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or as many parts as the proof needs, and a short one, with which it counts."""
-        whole = json.dumps({"v": VERSION, **asdict(self)}).encode()
-        if len(whole) <= SHORT_BYTES:
-            return [whole]
-        packed = b64encode(zlib.compress(whole)).decode()
-        texts = [packed[at : at + PART_BYTES] for at in range(0, len(packed), PART_BYTES)] + [""]
-        head = {"v": VERSION, "whole": xxhash.xxh3_128_hexdigest(whole), "of": len(texts)}
-        return [json.dumps({**head, "number": number, "text": text}).encode() for number, text in enumerate(texts)]
+        return in_entries({"v": VERSION, **asdict(self)}, SHORT_BYTES)
 
 
 class _StateReader:
-    """Reads the entries of a log's state in order, and puts parts together."""
+    """Reads the entries of a log's state in order."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, dict[int, str]] = {}
+        self._entries = EntryReader("migration", VERSION)
 
     def take(self, entry: Entry) -> MigrationState | None:
         """The state that an entry says; None while parts of it are missing."""
         try:
-            fields = self._fields(bytes(entry.payload))
-            if "whole" in fields:
-                parts = self._parts.setdefault(fields["whole"], {})
-                parts[fields["number"]] = fields["text"]
-                if len(parts) < fields["of"]:
-                    return None
-                del self._parts[fields["whole"]]
-                fields = self._fields(zlib.decompress(b64decode("".join(map(parts.__getitem__, range(len(parts)))))))
+            fields = self._entries.take(bytes(entry.payload))
+            if fields is None:
+                return None
             fields["phase"] = MigrationPhase(fields["phase"])
             return MigrationState(**fields)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error) as error:
             raise CorruptLog(f"an entry of {MIGRATION_CHANNEL} cannot be read: {error}") from error
-
-    def _fields(self, payload: bytes) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(payload)
-        if (version := fields.pop("v")) != VERSION:
-            raise FormatTooNew(f"the migration of this log is of version {version!r}, known is {VERSION}: upgrade")
-        return fields
 
 
 def _follows(before: MigrationState, after: MigrationState) -> bool:

@@ -1,10 +1,10 @@
 """Whether a log is the source of replicas, a replica, a replica that was promoted, or a source whose replica was.
 
-The log itself says so, in the channel `tidewal-replication`, which only replication creates. Each entry is the whole
-state as JSON, and counts only where it follows from what counts before it (`_follows`): its number is higher, so of two
-that were written upon one state the first in the log's order counts, and what a replicator writes that another one has
-replaced does not. Entries before the last that counts are truncated. `open_wal` refuses to write to a replica, and to a
-source that another log has replaced.
+The log itself says so, in the channel `tidewal-replication`, which only replication creates. Each entry, or several
+parts of a long one (`long_entries`), is the whole state as JSON, and counts only where it follows from what counts
+before it (`_follows`): its number is higher, so of two that were written upon one state the first in the log's order
+counts, and what a replicator writes that another one has replaced does not. Entries before the last that counts are
+truncated. `open_wal` refuses to write to a replica, and to a source that another log has replaced.
 
 An entry that stays keeps RocksMQ's retention, which removes the front of the journal only, from what lies behind. So a
 log that is in use says what it is in the name of an empty channel (`mark_of`), and the entry is truncated (`settle`).
@@ -13,19 +13,18 @@ log that is in use says what it is in the name of an empty channel (`mark_of`), 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, astuple, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
 from ..errors import (
     ChannelNotFound,
     CorruptLog,
-    FormatTooNew,
     InvalidRequest,
     Moved,
     PositionLost,
@@ -33,6 +32,7 @@ from ..errors import (
     ReplicaReadOnly,
 )
 from ..waiting import to_its_end
+from .long_entries import PART_BYTES, EntryReader, in_entries
 from .wal import ChannelPolicy, Entry, FromId, Wal
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class ReplicationState:
     channels: Mapping[str, ReplicatedChannel] = field(default_factory=dict[str, ReplicatedChannel])
     groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, tuple[bytes, bytes]]"])
 
-    def to_bytes(self) -> bytes:
-        """The entry that says so."""
+    def entries(self) -> list[bytes]:
+        """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
         fields = {**asdict(replace(self, channels={}, groups={})), "v": VERSION}
         fields["channels"] = {
             name: [each.source.hex(), each.target.hex(), *astuple(each)[2:]] for name, each in self.channels.items()
@@ -103,14 +103,15 @@ class ReplicationState:
             group: {name: [source.hex(), target.hex()] for name, (source, target) in places.items()}
             for group, places in self.groups.items()
         }
-        return json.dumps(fields, separators=(",", ":")).encode()
+        return in_entries(fields, PART_BYTES)
 
 
-def _decoded(entry: Entry) -> ReplicationState:
+def _decoded(reader: EntryReader, entry: Entry) -> ReplicationState | None:
+    """The state that an entry says; None while parts of it are missing."""
     try:
-        fields: dict[str, Any] = json.loads(bytes(entry.payload))
-        if (version := fields.pop("v")) != VERSION:
-            raise FormatTooNew(f"the replication of this log is of version {version!r}, known is {VERSION}: upgrade")
+        fields = reader.take(bytes(entry.payload))
+        if fields is None:
+            return None
         fields["phase"] = ReplicationPhase(fields["phase"])
         fields["channels"] = {
             name: ReplicatedChannel(bytes.fromhex(source), bytes.fromhex(target), *rest)
@@ -123,7 +124,7 @@ def _decoded(entry: Entry) -> ReplicationState:
         state = ReplicationState(**fields)
         _check_types(state)
         return state
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         raise CorruptLog(f"an entry of {REPLICATION_CHANNEL} cannot be read: {error}") from error
 
 
@@ -189,6 +190,7 @@ class ReplicationStates:
     def __init__(self, wal: Wal) -> None:
         self._wal = wal
         self._read_to: bytes = b""
+        self._reader = EntryReader("replication", VERSION)
         self.state: ReplicationState = ReplicationState()
         self.is_settled: bool = False  # a mark says what `state` does
 
@@ -216,6 +218,8 @@ class ReplicationStates:
             if info.first_id is None or info.latest_id is None or self._read_to >= info.latest_id:
                 return self.state
             is_next = self._read_to >= info.first_id
+            if not is_next:
+                self._reader = EntryReader("replication", VERSION)
             start = FromId(self._read_to) if is_next else FromId(info.first_id, inclusive=True)
             try:
                 await self._read_from(start, info.latest_id)
@@ -227,7 +231,8 @@ class ReplicationStates:
         async with aclosing(batches):
             async for entries in batches:
                 for entry in entries:
-                    if _follows(self.state, after := _decoded(entry)):
+                    after = _decoded(self._reader, entry)
+                    if after is not None and _follows(self.state, after):
                         self.state = after
                     self._read_to = entry.id
                 if self._read_to >= upto:
@@ -238,12 +243,14 @@ class ReplicationStates:
         the log said something else by then, which is `state` now."""
         after = replace(after, number=self.state.number + 1)
         await self._wal.create_channel(REPLICATION_CHANNEL, REPLICATION_POLICY)
-        append = self._wal.append(REPLICATION_CHANNEL, after.to_bytes())
-        id = await to_its_end(asyncio.ensure_future(append))  # else a change behind this one might not know of it
+        ids: list[bytes] = []
+        for entry in after.entries():
+            append = self._wal.append(REPLICATION_CHANNEL, entry)
+            ids.append(await to_its_end(asyncio.ensure_future(append)))  # else a change behind might not know of it
         if await self.read() != after:
             raise PreconditionFailed(f"the replication of this log was changed meanwhile: it is {self.state.phase} now")
         if self._wal.capabilities.truncate:
-            await self._wal.truncate(REPLICATION_CHANNEL, id)
+            await self._wal.truncate(REPLICATION_CHANNEL, ids[0])
 
     async def settle(self) -> None:
         """Let a mark say what `state` does, a source's or a promoted replica's, and truncate the entry: how far its

@@ -23,6 +23,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.groups.group_filter import until_assigned
 from tidewal.runtime.groups.metadata_layers import Layer, wrap
 from tidewal.runtime.groups.subscriptions import Subscription
+from tidewal.runtime.log import long_entries
 from tidewal.runtime.log import migration_state as migration_module
 from tidewal.runtime.log.migration_state import (
     MIGRATION_CHANNEL,
@@ -372,7 +373,7 @@ async def test_a_channel_that_the_new_log_alone_has_is_found(old: MemoryWal, new
 async def test_a_long_proof_is_in_parts_and_counts_with_the_last(
     old: MemoryWal, new: MemoryWal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration_module, "PART_BYTES", 100)
+    monkeypatch.setattr(long_entries, "PART_BYTES", 100)
     monkeypatch.setattr(migration_module, "SHORT_BYTES", 100)
     await filled(old)
     proof = await migrate(old, new, OLD, NEW)

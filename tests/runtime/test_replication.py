@@ -36,6 +36,7 @@ from tidewal.runtime.log.migration_state import (
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.replication_state import (
     REPLICATION_CHANNEL,
+    ReplicatedChannel,
     ReplicationPhase,
     ReplicationState,
     ReplicationStates,
@@ -881,6 +882,28 @@ async def test_a_damaged_state_is_a_corrupt_log(target: Wal, entry: bytes) -> No
     await target.append(REPLICATION_CHANNEL, entry)
     with pytest.raises(CorruptLog, match=REPLICATION_CHANNEL):
         await replication_state(target)
+
+
+async def test_a_state_that_is_over_an_entry_s_limit_is_in_parts(target: Wal) -> None:
+    """Of very many channels and groups. A part alone says nothing, and only what counts is kept."""
+    rng = random.Random(7)
+    places = {f"tenant-{n}": ReplicatedChannel(rng.randbytes(8), rng.randbytes(8)) for n in range(40_000)}
+    states, other = ReplicationStates(target), ReplicationStates(target)
+    await states.change(ReplicationState(ReplicationPhase.REPLICA, "1" * 32, channels=places))
+    info = await target.describe(REPLICATION_CHANNEL)
+    sizes = [len(entry.payload) async for entry in stored_entries(target, info)]
+    assert len(sizes) > 2
+    assert max(sizes) < 1024 * 1024  # as brokers take by default
+    assert (await other.read()).channels == places
+    late = replace(states.state, number=2, claim="late", channels={**places, "more": ReplicatedChannel()})
+    for part in late.entries()[:-1]:  # of a process that was killed there
+        await target.append(REPLICATION_CHANNEL, part)
+    assert (await replication_state(target)) == states.state == await other.read()
+    await states.change(replace(states.state, claim="next"))
+    assert (await replication_state(target)).claim == (await other.read()).claim == "next"
+    assert len([entry async for entry in stored_entries(target, await target.describe(REPLICATION_CHANNEL))]) == len(
+        sizes
+    )
 
 
 async def test_what_a_fenced_replicator_writes_does_not_count(target: Wal) -> None:
