@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import xxhash
 
-from ..errors import ChannelNotFound, CorruptLog, PositionLost, Unsupported
+from ..errors import ChannelNotFound, CorruptLog, MessageTooLarge, PositionLost, Unsupported
+from ..log.checks import check_size
 from ..log.replication_state import ReplicatedChannel, behind
 from ..log.wal import Append, ChannelInfo, Entry, From, FromId, Wal
 from ..loop_bridge import promise
@@ -68,6 +69,7 @@ class ChannelMirror:
     ) -> None:
         self._source, self._target, self._channel, self._check = source, target, channel, check
         self.place: ReplicatedChannel = replace(place, halted="")
+        self._largest: int = 0  # payload that the replica takes
 
     async def follow(self) -> None:
         """Go on until cancelled; what was being appended has been answered then. Raises `ChannelNotFound` when the
@@ -96,6 +98,7 @@ class ChannelMirror:
         """Move `place` behind what the replica has already. Raises `ReplicaDiffers` where that is not what follows in
         the source."""
         info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
+        self._largest = there.max_message_bytes
         await self._check_same(info, there)
         known = [
             (entry.id, entry_digest(entry)) async for entry in entries_behind(self._target, there, self.place.target)
@@ -133,7 +136,8 @@ class ChannelMirror:
         for at, entry in enumerate(entries):
             try:
                 check_movable(self._channel, entry)
-            except Unsupported:
+                check_size(self._channel, len(entry.payload), self._largest)
+            except (Unsupported, MessageTooLarge):
                 await self._append_checked(entries[:at])
                 raise
         await self._append_checked(entries)

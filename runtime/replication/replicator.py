@@ -73,18 +73,25 @@ def holder_of(state: ReplicationState) -> str:
 
 
 class _Mirrored:
-    """A channel that is replicated: its mirror and the task that runs it, None where it is halted until `retry_at`."""
+    """A channel that is replicated: its mirror and the task that runs it, None where it is halted until `retry_at`.
+    `refused` is why the target does not take the channel at all."""
 
     def __init__(self, mirror: ChannelMirror) -> None:
         self.mirror: ChannelMirror = mirror
         self.task: asyncio.Task[None] | None = None
-        self.halted: str = ""
+        self.refused: TidewalError | None = None
         self.retry_at: float = 0.0
+        self._halted, self._halted_at = "", b""
         self.held: ReplicatedChannel | None = None  # up to where both logs hold nothing any more
 
     @property
     def place(self) -> ReplicatedChannel:
-        return replace(self.mirror.place, halted=self.halted)
+        place = self.mirror.place
+        return replace(place, halted=self._halted) if place.source == self._halted_at else place  # it has gone on
+
+    def halt(self, error: TidewalError, retry_at: float) -> None:
+        """Let the channel stand where it is until `retry_at`."""
+        self._halted, self._halted_at, self.retry_at = str(error), self.mirror.place.source, retry_at
 
 
 class Replicator:
@@ -162,6 +169,8 @@ class Replicator:
         channel."""
         await self._sync_names()
         for name in list(self._mirrored):
+            if refused := self._mirrored[name].refused:
+                raise refused
             try:
                 await self._mirrored[name].mirror.catch_up()
             except ReplicaDiffers as error:
@@ -306,12 +315,11 @@ class Replicator:
         if info.policy.temporary:
             self._contentless.add(name)
             return
-        await self._may_write()
+        refused: TidewalError | None = None
         try:
-            await self._target.create_channel(name, info.policy)
-        except ChannelExists:  # it was dropped at the source, and created again with another policy
-            await self._drop_there(name)
-            await self._target.create_channel(name, info.policy)
+            await self._create_there(name, info.policy)
+        except (InvalidRequest, Unsupported) as error:  # by what the target's brokers allow
+            refused = error
         if info.policy.ephemeral:
             self._contentless.add(name)
             return
@@ -319,6 +327,17 @@ class Replicator:
         if not place.source and (first_id := info.first_id or self._lowest_id):  # also of what comes to an empty one
             await self._source.hold(name, holder_of(self.state), first_id)
         self._add(name, place)
+        if refused is not None:  # the next try finds no channel, so the next look creates it
+            self._mirrored[name].refused = refused
+            self._halt(name, refused)
+
+    async def _create_there(self, name: str, policy: ChannelPolicy) -> None:
+        await self._may_write()
+        try:
+            await self._target.create_channel(name, policy)
+        except ChannelExists:  # it was dropped at the source, and created again with another policy
+            await self._drop_there(name)
+            await self._target.create_channel(name, policy)
 
     async def _look_at_contentless(self) -> None:
         """Find channels that were dropped and created again between two looks, and have entries to replicate now."""
@@ -347,10 +366,13 @@ class Replicator:
         elif isinstance(error, ChannelNotFound):
             await self._drop(name)
         elif isinstance(error, HALTING):
-            _log.error("%s is not replicated any more: %s", name, error)
-            each.halted, each.retry_at = str(error), self._clock.monotonic() + self._times.halted_s
+            self._halt(name, error)
         elif error is not None:
             raise error
+
+    def _halt(self, name: str, error: TidewalError) -> None:
+        _log.error("%s is not replicated: %s", name, error)
+        self._mirrored[name].halt(error, self._clock.monotonic() + self._times.halted_s)
 
     async def _anew(self, name: str, error: TidewalError) -> None:
         """Bring a channel over from its first entry on. What is saved says so before the old entries are dropped, so
@@ -386,7 +408,8 @@ class Replicator:
         await self._check_claim()
         places = {name: each.place for name, each in self._mirrored.items()}
         channels = {**self._saved, **places}
-        groups = await self._moved_groups(channels)
+        there = {name: place for name, place in channels.items() if name not in self._refused()}
+        groups = await self._moved_groups(there)
         async with self._looking:
             await self._see_claim()
             before = self.state
@@ -396,6 +419,9 @@ class Replicator:
         for name, place in places.items():
             if name in self._mirrored:
                 await self._let_go(name, self._mirrored[name], place)
+
+    def _refused(self) -> set[str]:
+        return {name for name, each in self._mirrored.items() if each.refused is not None}
 
     async def _moved_groups(self, channels: Mapping[str, ReplicatedChannel]) -> GroupPlaces:
         known = self.state.groups

@@ -17,6 +17,7 @@ from tidewal.runtime.errors import (
     CorruptLog,
     Fenced,
     InvalidRequest,
+    MessageTooLarge,
     Moved,
     PositionLost,
     Promoted,
@@ -625,6 +626,79 @@ async def test_a_channel_that_cannot_be_mirrored_stops_no_other(source: Wal, tar
     with pytest.raises(Unsupported, match="belongs to a node"):
         await running
     assert (await contents(target))["letters"] == [((n + 1) << 18, b"%d" % n) for n in range(2)]
+
+
+async def test_a_message_that_is_too_large_halts_behind_what_is_before_it(source: Wal) -> None:
+    """And the channel is not halted any more when the replica takes it."""
+
+    class Small(MemoryWal):
+        largest = 100
+
+        async def describe(self, channel: str) -> ChannelInfo:
+            return replace(await super().describe(channel), backend_message_bytes=self.largest)
+
+        def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+            for entry in entries:
+                if entry.channel == "orders" and len(entry.payload) > self.largest:
+                    done(MessageTooLarge("too large"))
+                    return
+            super().submit(entries, done)
+
+    target = Small(MemoryLog())
+    await fill(source, "orders", range(3))
+    await source.append("orders", b"x" * 200)
+    await fill(source, "orders", range(3, 5))
+
+    def halting(halted: bool) -> Callable[[], Awaitable[bool]]:
+        async def is_so() -> bool:
+            place = (await replication_state(target)).channels.get("orders", ReplicatedChannel())
+            return bool(place.source) and bool(place.halted) is halted
+
+        return is_so
+
+    running = started(source, target)
+    await until(halting(True), running)
+    assert len((await contents(target))["orders"]) == 3
+    target.largest = 1000
+    await until_same(source, target, running)
+    await until(halting(False), running)
+    await stopped(running)
+
+
+async def test_a_channel_that_the_replica_does_not_take_stops_no_other(source: Wal) -> None:
+    """Brokers can refuse a policy. It is created when they do not any more; a promotion says what they refuse."""
+
+    class Refusing(MemoryWal):
+        refuses = True
+
+        async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+            if channel == "odd" and self.refuses:
+                raise InvalidRequest("the brokers refuse this policy")
+            await super().create_channel(channel, policy)
+
+    target = Refusing(MemoryLog())
+    await fill(source, "odd", range(3))
+    await fill(source, "orders", range(3))
+    await source.seek_group("workers", "odd", FromId((await source.latest_id("odd")) or b""))
+    running = started(source, target)
+
+    async def is_halted() -> bool:
+        state = await replication_state(target)
+        return "odd" in state.channels and "refuse" in state.channels["odd"].halted and "workers" in state.groups
+
+    await until(is_halted, running)
+    assert len((await contents(target))["orders"]) == 3
+    await stopped(running)
+    with pytest.raises(InvalidRequest, match="refuse this policy"):
+        await promote(source, target, SOURCE, TARGET)
+    await check_in_use(source, SOURCE)
+    running = started(source, target)
+    await until(is_halted, running)
+    target.refuses = False
+    await until_same(source, target, running)
+    await stopped(running)
+    await promote(source, target, SOURCE, TARGET)
+    assert await remaining(target) == {("workers", "odd"): 0}
 
 
 async def test_a_promotion_that_cannot_end_fences_nothing(source: Wal, target: Wal) -> None:
