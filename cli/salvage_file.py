@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -27,19 +29,36 @@ async def write_salvaged(source: Wal, state: ReplicationState, file: Path) -> in
     """Write what the promoted replica, whose `state` this is, does not have of `source`: a line of JSON for each entry.
     How many. The file is whole and durable when it is there, and `source` holds the entries until then. Raises
     `InvalidRequest` where it is there already or cannot be written, and errors of the log."""
-    check_new(file)
-    partial = file.with_name(file.name + PARTIAL)
     try:
-        with partial.open("w") as lines:
+        with _new_file(file) as lines:
             count = await _write(source, state, lines)
-            lines.flush()
-            sync_file(lines.fileno())
-        partial.rename(file)
-        sync_path(file.parent)
     except OSError as error:
         raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}", argument="salvage") from error
     await release_source(source, state)
     return count
+
+
+@contextmanager
+def _new_file(file: Path) -> Generator[TextIO]:
+    """What is written becomes `file`, durably, behind the block. No other call writes that one meanwhile."""
+    partial = file.with_name(file.name + PARTIAL)
+    try:
+        lines = partial.open("x")
+    except FileExistsError as error:
+        raise InvalidRequest(
+            f"{partial} is there: another call is writing it, or was killed; remove it then, and go on",
+            argument="salvage",
+        ) from error
+    try:
+        with lines:
+            check_new(file)  # again: a call that was writing it then has ended
+            yield lines
+            lines.flush()
+            sync_file(lines.fileno())
+        partial.rename(file)
+        sync_path(file.parent)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 async def _write(source: Wal, state: ReplicationState, lines: TextIO) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,23 @@ async def test_entries_are_held_until_the_file_is_durable(tmp_path: Path, monkey
         await write_salvaged(source, STATE, file)
     assert source.log.channels["orders"].holds
     assert not file.exists()
+
+
+async def test_of_two_salvages_into_one_file_one_is_refused(tmp_path: Path) -> None:
+    """The second one would write over the file when the source holds nothing any more."""
+    source, file = await held_source(), tmp_path / "left.jsonl"
+
+    class Second(MemoryWal):
+        error: InvalidRequest | None = None
+
+        async def channels(self) -> list[str]:
+            if self.error is None:
+                with pytest.raises(InvalidRequest, match="another call is writing it") as raised:
+                    await write_salvaged(source, STATE, file)
+                self.error = raised.value
+            return await super().channels()
+
+    first = Second(source.log)
+    assert await write_salvaged(first, STATE, file) == 4
+    assert first.error is not None
+    assert os.listdir(tmp_path) == [file.name]
