@@ -166,6 +166,11 @@ def is_replication_channel(name: str) -> bool:
     return name == REPLICATION_CHANNEL or any(mark.fullmatch(name) for mark in (_MARK, _REPLICA_MARK))
 
 
+def replica_mark(state: ReplicationState) -> str:
+    """The name of the empty channel by which a source knows that it holds entries for the replica that says `state`."""
+    return REPLICA_MARK_PREFIX + state.log_id
+
+
 def replicas_of(names: Iterable[str]) -> list[str]:
     """The `log_id` of each replica for which a source that has the channels `names` holds entries."""
     return [name.removeprefix(REPLICA_MARK_PREFIX) for name in names if _REPLICA_MARK.fullmatch(name)]

@@ -16,13 +16,13 @@ from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable
 from ..log.migration_state import check_not_migrating
 from ..log.redaction import shown_url
 from ..log.replication_state import (
-    REPLICA_MARK_PREFIX,
     ReplicatedChannel,
     ReplicationPhase,
     ReplicationState,
     ReplicationStates,
     check_source_fenced,
     new_id,
+    replica_mark,
     replicas_of,
     replication_state,
 )
@@ -30,7 +30,7 @@ from ..log.wal import Wal
 from ..migration.channel_copy import check_not_lost
 from ..migration.group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
 from ..migration.migration import ROUNDS_MAX
-from .replicator import HOLDER, Replicator, claim_replica, fenced, holder_of, is_own
+from .replicator import HOLDER, Replicator, claim_replica, fenced, holder_of, is_own, release
 from .salvage import counted_place
 
 
@@ -82,7 +82,7 @@ async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> Re
     states = ReplicationStates(target)
     state = await states.read()
     if not states.is_settled:
-        await _release(target, HOLDER)
+        await release(target, HOLDER)
         await _fence(source, state, target_url, state.channels)
         await states.settle()
     elif not await _is_fenced(source, state):
@@ -100,7 +100,7 @@ async def promote_alone(target: Wal) -> ReplicationState:
     await check_not_migrating(target, "the replica")
     state = await replica_of(target)
     if state.phase is ReplicationPhase.PROMOTED:
-        await _release(target, HOLDER)
+        await release(target, HOLDER)
         return state
     states = ReplicationStates(target)
     claim = new_id()
@@ -121,14 +121,14 @@ async def forget_source(target: Wal) -> None:
     states = ReplicationStates(target)
     if (await states.read()).phase is not ReplicationPhase.PROMOTED:
         raise InvalidRequest("this log is no replica that was promoted: there is no source to forget")
-    await _release(target, HOLDER)
+    await release(target, HOLDER)
     await states.settle()
 
 
 async def release_source(source: Wal, state: ReplicationState) -> None:
     """Let go of what `source` holds for the replica whose `state` this is: of what is salvaged, or will not be."""
-    await _release(source, holder_of(state))
-    await source.drop_channel(REPLICA_MARK_PREFIX + state.log_id)
+    await release(source, holder_of(state))
+    await source.drop_channel(replica_mark(state))
 
 
 async def forget_replica(source: Wal, id: str) -> None:
@@ -200,14 +200,8 @@ async def _promoted(target: Wal, channels: Mapping[str, ReplicatedChannel], clai
         await states.change(replace(state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}))
     except PreconditionFailed as error:
         raise fenced() from error
-    await _release(target, HOLDER)
+    await release(target, HOLDER)
     return states.state
-
-
-async def _release(wal: Wal, holder: str) -> None:
-    for name in await wal.channels():
-        if not is_own(name) and not (await wal.describe(name)).policy.ephemeral:
-            await wal.hold(name, holder, None)
 
 
 async def _ends(source: Wal) -> dict[str, bytes | None]:

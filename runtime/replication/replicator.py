@@ -31,7 +31,6 @@ from ..errors import (
 from ..log.migration_state import check_not_migrated, is_migration_channel
 from ..log.redaction import shown_url
 from ..log.replication_state import (
-    REPLICA_MARK_PREFIX,
     REPLICATION_CHANNEL,
     GroupPlaces,
     ReplicatedChannel,
@@ -40,6 +39,7 @@ from ..log.replication_state import (
     ReplicationStates,
     behind,
     new_id,
+    replica_mark,
     replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
@@ -132,7 +132,8 @@ class Replicator:
 
         Raises `Fenced` when another replicator has claimed the replica, `Promoted` when it was promoted, or another
         replica of the source, `Moved` when the source was migrated, `InvalidRequest` where the target is not empty, or
-        is a replica of another log or the source itself, or the source is another log than before,
+        is a replica of another log or the source itself, or the source is another log than before, or was told to
+        forget this replica,
         `Unsupported` for logs of nodes, and errors of both logs."""
         async with self.claimed():
             saved_s = self._clock.monotonic()
@@ -192,7 +193,7 @@ class Replicator:
         await claim_replica(self._states, replace(state, other=self._shown), self._claim, self._target)
         await self._check_claim()
         # before anything is held there: `forget_replica` knows the replica by this
-        await self._source.create_channel(REPLICA_MARK_PREFIX + self.state.log_id, ChannelPolicy())
+        await self._source.create_channel(replica_mark(self.state), ChannelPolicy())
         self._saved = dict(self.state.channels)
         if id := await self._source.latest_id(REPLICATION_CHANNEL):
             self._lowest_id = bytes(len(id))
@@ -297,6 +298,13 @@ class Replicator:
             )
         self._check_not_replaced(source)
         await check_not_migrated(self._source, self._shown)
+        if replica_mark(self.state) not in names:
+            await self._check_claim()  # a promotion takes the mark away, too
+            await release(self._source, holder_of(self.state))  # what was held behind that
+            raise InvalidRequest(
+                f"{self._shown} was told with `tidewal replicate --forget` to hold nothing for this replica any more: "
+                "start the replicator again if that was a mistake"
+            )
         return {name for name in names if not is_own(name)}
 
     async def _sync_names(self) -> None:
@@ -457,6 +465,14 @@ async def claim_replica(states: ReplicationStates, after: ReplicationState, clai
     if was_left:
         _log.warning("the last replicator has not ended in good order: waiting %g s for it to be gone", CLAIM_WAIT_S)
         await asyncio.sleep(CLAIM_WAIT_S)
+
+
+async def release(wal: Wal, holder: str) -> None:
+    """Let go of all that `wal` holds for `holder`."""
+    for name in await wal.channels():
+        with suppress(ChannelNotFound):  # dropped meanwhile
+            if not is_own(name) and not (await wal.describe(name)).policy.ephemeral:
+                await wal.hold(name, holder, None)
 
 
 def fenced() -> Fenced:

@@ -837,6 +837,20 @@ async def test_a_replica_that_is_lost_is_forgotten(source: MemoryWal, target: Wa
         await forget_replica(source, kept)
 
 
+async def test_a_replicator_whose_replica_is_forgotten_ends_and_holds_nothing(source: MemoryWal, target: Wal) -> None:
+    """The wrong one, or one that was taken for lost: what it held behind that could not be let go of any more."""
+    await fill(source, "orders", range(3))
+    running = started(source, target, times=replace(TIMES, look_s=0.05))
+    await until_same(source, target, running)
+    await forget_replica(source, (await replication_state(target)).log_id)
+    await fill(source, "orders", range(3, 6))
+    with pytest.raises(InvalidRequest, match="--forget"):
+        await asyncio.wait_for(running, WITHIN_S)
+    assert not source.log.channels["orders"].holds
+    await stopped_when_same(source, target)
+    await promote(source, target, SOURCE, TARGET)
+
+
 async def test_what_comes_to_an_empty_channel_is_held(source: Wal, target: Wal) -> None:
     """By retention, and where the consumer of a queue is faster than the replicator."""
     await fill(source, "orders", [])
