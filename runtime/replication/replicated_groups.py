@@ -72,12 +72,19 @@ async def _count(source: Wal, channel: str, position: bytes, upto: bytes) -> int
 async def _from_the_end(source: Wal, target: Wal, channel: str, place: ReplicatedChannel, position: bytes) -> bytes:
     """Where `position` is: as many entries lie behind it, up to `place`, in both logs."""
     behind = await _count(source, channel, position, place.source)
-    ids: list[bytes] = []
-    async for entry in entries_behind(target, await target.describe(channel), b""):
+    info, upto = await target.describe(channel), 0
+    async for entry in entries_behind(target, info, b""):
         if entry.id > place.target:
             break
-        ids.append(entry.id)
-    return ids[-behind - 1] if behind < len(ids) else b""
+        upto += 1
+    before = upto - behind
+    if before <= 0:
+        return b""
+    async for entry in entries_behind(target, info, b""):  # `PositionLost` where the first one is removed meanwhile
+        before -= 1
+        if not before:
+            return entry.id
+    return b""
 
 
 async def store_places(target: Wal, places: GroupPlaces, known: GroupPlaces, check: Check) -> None:

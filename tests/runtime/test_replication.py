@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -48,6 +48,7 @@ from tidewal.runtime.log.wal import (
     ChannelInfo,
     ChannelPolicy,
     Delivery,
+    Entry,
     FromId,
     GroupInfo,
     OnAppended,
@@ -60,6 +61,7 @@ from tidewal.runtime.migration.group_positions import stored_metadata
 from tidewal.runtime.migration.migration import migrate
 from tidewal.runtime.replication import replicator as replicating
 from tidewal.runtime.replication.promotion import forget_replica, forget_source, promote, promote_alone, release_source
+from tidewal.runtime.replication.replicated_groups import group_places
 from tidewal.runtime.replication.replication_lag import ReplicationLag
 from tidewal.runtime.replication.replicator import ReplicationTimes, Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
@@ -240,6 +242,36 @@ async def test_a_group_is_not_ahead_where_the_replica_has_lost_entries(source: M
 
     await until(same, running)
     await stopped(running)
+
+
+async def test_a_group_s_place_is_found_in_bounded_memory(source: MemoryWal) -> None:
+    """Counted from the end of a long channel: its ids are not kept."""
+
+    class Counted(bytes):
+        live = most = 0
+
+        def __init__(self, _: bytes) -> None:
+            Counted.live += 1
+            Counted.most = max(Counted.most, Counted.live)
+
+        def __del__(self) -> None:
+            Counted.live -= 1
+
+    class Long(MemoryWal):
+        async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+            async for entries in super().read(channel, start):
+                for entry in entries:
+                    yield [entry._replace(id=Counted(entry.id))]
+
+    count = 1000
+    ids = await fill(source, "orders", range(count))
+    await source.seek_group("midst", "orders", FromId(ids[1]))
+    target = Long(MemoryLog())
+    there = await fill(target, "orders", range(count))
+    place = {"orders": ReplicatedChannel(ids[-1], there[-1])}
+    found = await group_places(source, target, await source.groups(), place, {})
+    assert found == {"midst": {"orders": (ids[1], there[1])}}
+    assert 0 < Counted.most < 10
 
 
 async def test_a_replica_is_read_only_until_it_is_promoted(source: Wal, target: Wal) -> None:
