@@ -80,6 +80,7 @@ def replicate(
         return
     if not source:
         raise InvalidRequest("--from is missing: the URL of the log that is to be mirrored", argument="from")
+    _check_two(source, to)
     _run(source, to, metrics_port)
 
 
@@ -110,6 +111,7 @@ def promote(
         raise InvalidRequest(
             "give --from, the source, or --force where it cannot be reached, or --forget behind that", argument="from"
         )
+    _check_two(source, url)
     if salvage is not None and not source:
         raise InvalidRequest("--salvage reads the source: give --from", argument="salvage")
     if salvage is not None:
@@ -240,6 +242,12 @@ def _absolute(url: str) -> str:
     """`url` as it means the same log to all processes."""
     url = url_of(url) if url else ""
     return find_backend(url).absolute_url(url) if url else ""
+
+
+def _check_two(source: str, replica: str) -> None:
+    """Else it would be said that a process, this one, has the log open."""
+    if source == replica:
+        raise InvalidRequest("--from is the replica itself: the source and the replica are two logs", argument="from")
 
 
 def _fields(state: ReplicationState) -> dict[str, Any]:

@@ -20,9 +20,12 @@ PARTIAL = ".partial"  # how the name of a file ends that is not whole
 
 
 def check_new(file: Path) -> None:
-    """Raise `InvalidRequest` where `file` is there: it may be the only copy of what an earlier call has salvaged."""
+    """Raise `InvalidRequest` where `file` is there: it may be the only copy of what an earlier call has salvaged,
+    and where its directory is not."""
     if file.exists():
         raise InvalidRequest(f"{file} is there already: give the name of a new file", argument="salvage")
+    if not file.absolute().parent.is_dir():
+        raise InvalidRequest(f"{file} cannot be written: there is no directory {file.parent}", argument="salvage")
 
 
 async def write_salvaged(source: Wal, state: ReplicationState, file: Path) -> int:

@@ -211,6 +211,10 @@ class Replicator:
                 f"the replica was promoted and is in use by itself: what {self._shown} has that it has not is salvaged "
                 "with `tidewal promote --from --salvage`; to replicate again take an empty log as the target"
             )
+        if state.phase in (ReplicationPhase.SOURCE, ReplicationPhase.REPLACED):
+            raise InvalidRequest(
+                "the target is not a replica, but a source, or was one: take an empty log as the target"
+            )
         if state.phase is not ReplicationPhase.REPLICA or state.source_id != source.log_id:
             raise InvalidRequest(
                 f"the target is not a replica of {self._shown}"
@@ -224,7 +228,10 @@ class Replicator:
     def _check_not_replaced(self, source: ReplicationState) -> None:
         state = self.state
         if source.phase is ReplicationPhase.REPLACED and not (self._is_last and source.source_id == state.log_id):
-            raise Promoted(f"a replica of {self._shown} was promoted, and {source.other} has taken its place")
+            raise Promoted(
+                f"a replica of {self._shown} was promoted, and {source.other} has taken its place: replicate that one, "
+                "into an empty log"
+            )
 
     async def _source_state(self) -> ReplicationState:
         states = ReplicationStates(self._source)

@@ -98,6 +98,12 @@ def test_a_replica_takes_the_place_of_its_source(
         content(source)
 
 
+def test_one_log_is_not_source_and_replica(command: Callable[..., Any], logs: tuple[Path, Path]) -> None:
+    url = f"rocksmq://{logs[0]}"
+    for arguments in (("replicate", "--from", url, "--to", url), ("promote", url, "--from", url)):
+        assert "are two logs" in command(*arguments).err
+
+
 async def test_a_replica_says_what_it_is_before_programs_reach_it(
     logs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

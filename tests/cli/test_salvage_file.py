@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidewal.cli import salvage_file
-from tidewal.cli.salvage_file import write_salvaged
+from tidewal.cli.salvage_file import check_new, write_salvaged
 from tidewal.runtime.errors import InvalidRequest
 from tidewal.runtime.log.replication_state import ReplicationPhase, ReplicationState
 from tidewal.runtime.log.wal import ChannelPolicy
@@ -69,3 +69,9 @@ async def test_of_two_salvages_into_one_file_one_is_refused(tmp_path: Path) -> N
     assert await write_salvaged(first, STATE, file) == 4
     assert first.error is not None
     assert os.listdir(tmp_path) == [file.name]
+
+
+async def test_a_file_that_cannot_be_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="there is no directory"):
+        check_new(tmp_path / "missing" / "left.jsonl")
+    check_new(Path("left.jsonl"))
