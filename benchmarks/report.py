@@ -28,6 +28,16 @@ class Rounds:
         return min(self.values), max(self.values)
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was printed: the median, and the lowest and the highest round."""
+
+    name: str
+    value: float
+    unit: str
+    spread: tuple[float, float]
+
+
 def interleaved(candidates: Mapping[str, Callable[[], float]], rounds: int = 5) -> dict[str, Rounds]:
     """Measure each candidate once per round, so that a slow moment of the machine meets all of them alike.
 
@@ -57,7 +67,7 @@ def figure(
     unit: str,
     spread: tuple[float, float] | None = None,
     beside: Mapping[str, float | str] | None = None,
-) -> None:
+) -> Figure:
     """Print one figure: its median, its spread over the rounds, and what was measured beside it."""
     low, high = spread or (value, value)
     line = {
@@ -68,12 +78,13 @@ def figure(
         "beside": {key: _short(other) for key, other in (beside or {}).items()},
     }
     print(json.dumps(line), flush=True)
+    return Figure(name, value, unit, (low, high))
 
 
-def ratio(name: str, ours: Rounds, others: Rounds, unit: str, **beside: float | str) -> None:
+def ratio(name: str, ours: Rounds, others: Rounds, unit: str, **beside: float | str) -> Figure:
     """Print what came of `ours` for each of `others`, round by round."""
     ratios = Rounds(tuple(one / other for one, other in zip(ours.values, others.values, strict=True)))
-    figure(name, ratios.median, unit, ratios.spread, beside)
+    return figure(name, ratios.median, unit, ratios.spread, beside)
 
 
 def chosen(benchmark: str, description: str | None, subjects: Iterable[str]) -> Sequence[str]:

@@ -1,0 +1,1 @@
+"""What the parts of a queue cost, each beside the same without it, with the goals; see README.md."""
