@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from ..report import Figure
 from ..wal.limits import scratch
-from . import filters, transactions
+from . import filters, migration, transactions
 from .bench import FULL, QUICK, Bench
 from .goals import print_table
 
 SUBJECTS: dict[str, Callable[[Bench], list[Figure]]] = {
     "filter": filters.measure,
     "transactions": transactions.measure,
+    "migration": migration.measure,
 }
 
 

@@ -1,19 +1,15 @@
 """What it takes to migrate a log to another directory, beside copying the same bytes with `cp`.
 
-    python -m benchmarks.migrate [--mib 1024] [--rounds 3]
-
 A RocksMQ with one channel of 1 KiB messages goes to a new one: read, appended durably, read again on both sides and
 compared. Beside it `cp -a` and `sync` of the old log's directory.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +17,12 @@ from pathlib import Path
 import uvloop
 
 import tidewal
-from benchmarks.report import figure, interleaved, ratio
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL
 from tidewal.runtime.migration.migration import migrate
+
+from ..report import Figure, figure, interleaved, ratio
+from .bench import Bench
 
 KIB = 1024
 BATCH = 1_000
@@ -50,38 +48,32 @@ async def migrated(old: Path, new: Path, cpu_s: list[float]) -> float:
     return took_s
 
 
-def main() -> None:
+def measure(bench: Bench) -> list[Figure]:
     """Migrate and copy in turns."""
-    parser = argparse.ArgumentParser(prog="benchmarks.migrate", description=__doc__)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TIDEWAL_BENCH_DIR")) as directory:
-        old, new = Path(directory) / "old", Path(directory) / "new"
-        uvloop.run(fill(old, chosen.mib))
-        cpu_s: list[float] = []
+    folder, mib, cpu_s = bench.folder(), bench.sizes.mib, list[float]()
+    old, new = folder / "old", folder / "new"
+    uvloop.run(fill(old, mib))
 
-        def rate(work: Callable[[], float]) -> Callable[[], float]:
-            def measure() -> float:
-                took_s = work()
-                shutil.rmtree(new)
-                return chosen.mib / took_s
+    def rate(work: Callable[[], float]) -> Callable[[], float]:
+        def measure() -> float:
+            took_s = work()
+            shutil.rmtree(new)
+            return mib / took_s
 
-            return measure
+        return measure
 
-        def copied() -> float:
-            began_s = time.perf_counter()
-            subprocess.run(["cp", "-a", old, new], check=True)
-            subprocess.run(["sync", "-f", new], check=True)
-            return time.perf_counter() - began_s
+    def copied() -> float:
+        began_s = time.perf_counter()
+        subprocess.run(["cp", "-a", old, new], check=True)
+        subprocess.run(["sync", "-f", new], check=True)
+        return time.perf_counter() - began_s
 
-        candidates = {"migrate": rate(lambda: uvloop.run(migrated(old, new, cpu_s))), "cp": rate(copied)}
-        measured = interleaved(candidates, chosen.rounds)
-    cpu_mib_s = chosen.mib / statistics.median(cpu_s)
-    figure("migrate.rocksmq", measured["migrate"].median, "MiB/s", measured["migrate"].spread,
-           {"mib_a_cpu_second": cpu_mib_s})  # fmt: skip
-    ratio("migrate.cp", measured["migrate"], measured["cp"], "ratio to cp", cp_mib_s=measured["cp"].median)
-
-
-if __name__ == "__main__":
-    main()
+    candidates = {"migrate": rate(lambda: uvloop.run(migrated(old, new, cpu_s))), "cp": rate(copied)}
+    measured = interleaved(candidates, bench.sizes.rounds)
+    shutil.rmtree(folder)
+    speed = measured["migrate"]
+    return [
+        figure("queue.migration.rocksmq", speed.median, "MiB/s", speed.spread,
+               {"mib_a_cpu_second": mib / statistics.median(cpu_s)}),
+        ratio("queue.migration.cp", speed, measured["cp"], "ratio to cp", cp_mib_s=measured["cp"].median),
+    ]  # fmt: skip
