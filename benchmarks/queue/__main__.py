@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from ..report import Figure
 from ..wal.limits import scratch
-from . import filters, migration, transactions
+from . import delays, filters, migration, transactions
 from .bench import FULL, QUICK, Bench
 from .goals import print_table
 
 SUBJECTS: dict[str, Callable[[Bench], list[Figure]]] = {
+    "delays": delays.measure,
     "filter": filters.measure,
     "transactions": transactions.measure,
     "migration": migration.measure,
