@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..report import Figure
 from ..wal.limits import scratch
-from . import delays, filters, migration, transactions
+from . import delays, filters, migration, replication, transactions
 from .bench import FULL, QUICK, Bench
 from .goals import print_table
 
@@ -18,6 +18,7 @@ SUBJECTS: dict[str, Callable[[Bench], list[Figure]]] = {
     "filter": filters.measure,
     "transactions": transactions.measure,
     "migration": migration.measure,
+    "replication": replication.measure,
 }
 
 
