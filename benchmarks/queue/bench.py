@@ -21,7 +21,7 @@ class Sizes:
     mib: int
 
 
-FULL = Sizes(rounds=5, messages=30_000, pending=10_000_000, seconds=20, mib=1024)
+FULL = Sizes(rounds=5, messages=50_000, pending=10_000_000, seconds=20, mib=1024)
 QUICK = Sizes(rounds=1, messages=2_000, pending=20_000, seconds=2, mib=16)
 
 
