@@ -30,10 +30,12 @@ SAID = 100_000  # so many more messages are pending each time that this says how
 
 
 class Start(NamedTuple):
-    """Of a node, s from where it is opened; the memory is the most that its process has had."""
+    """Of a node, s from where it is opened, and of the processor until what is due is released; the memory is the most
+    that its process has had."""
 
     ready_s: float
     released_s: float
+    cpu_s: float
     memory_mib: float
 
 
@@ -48,6 +50,7 @@ def measure(bench: Bench) -> list[Figure]:
     beside = {
         "pending": count,
         "ready_s": Rounds(tuple(ours.ready_s for ours, _ in starts)).median,
+        "cpu_s": Rounds(tuple(ours.cpu_s for ours, _ in starts)).median,
         "with_none_s": Rounds(tuple(none.released_s for _, none in starts)).median,
     }
     with_none_mib = Rounds(tuple(none.memory_mib for _, none in starts)).median
@@ -89,7 +92,7 @@ def _started(directory: Path) -> Start:
 
 def _start(result: Connection, directory: Path) -> None:
     async def run() -> Start:
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         async with tidewal.standalone(directory) as node, node.client() as client:
             ready_s = time.perf_counter() - began_s
             for partition in range(PARTITIONS):
@@ -98,7 +101,8 @@ def _start(result: Connection, directory: Path) -> None:
                 )
             while node.node.metrics.value(RELEASED, topic_name=TOPIC) < PARTITIONS:  # noqa: ASYNC110 - a metric
                 await asyncio.sleep(LOOK_S)
-            return Start(ready_s, time.perf_counter() - began_s, _most_memory_mib())
+            released_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+            return Start(ready_s, released_s, cpu_s, _most_memory_mib())
 
     result.send(uvloop.run(run()))
 
