@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -62,6 +63,7 @@ async def test_another_programs_directory_is_left_alone(tmp_path):
 @pytest.mark.slow
 async def test_a_fresh_directory_is_small_and_no_file_stays_open(tmp_path, helpers):
     uvloop.new_event_loop().close()  # a process's first one opens a pipe for good
+    gc.collect()  # what other tests have left is not closed meanwhile
     before = len(os.listdir("/dev/fd"))
     store = await RocksMQ.open(str(tmp_path / "log"))
     await store.create_channel("a", PLAIN)
@@ -72,7 +74,7 @@ async def test_a_fresh_directory_is_small_and_no_file_stays_open(tmp_path, helpe
     )
     await store.close()
     assert size <= 128 * 1024 * 1024
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
     assert not (tmp_path / "log" / "socket").exists()
 
 
