@@ -114,7 +114,8 @@ async def until(condition: Callable[[], Awaitable[bool]], replicating: asyncio.T
 
 async def until_same(source: Wal, target: Wal, running: asyncio.Task[None]) -> None:
     async def same() -> bool:
-        with suppress(ChannelNotFound):
+        # The replicator may drop a channel, and make it again, between two steps of this look at it.
+        with suppress(ChannelNotFound, PositionLost):
             return await contents(source) == await contents(target)
         return False
 
