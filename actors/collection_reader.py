@@ -329,12 +329,6 @@ def rows_of(role: CollectionReaderRole, collection: Collection, record: Record) 
         return None
 
 
-def holder(collection: Collection) -> str:
-    """The name of the hold on the log for the rows that are not in the collection's table yet. MixCoord sets the hold
-    before the first row, each flush moves it on, and the DataNode releases it when the collection is dropped."""
-    return f"datanode-{collection.id}"
-
-
 def open_stream(
     role: CollectionReaderRole, collection: Collection, after: int, stored: Sequence[Position] = ()
 ) -> DispatchedStream:

@@ -8,7 +8,7 @@ from functools import partial
 from ...runtime.catalog.catalog import Collection
 from ...runtime.rpc.server import Request
 from ...runtime.tables.table_store import TableStore
-from ..collection_reader import CollectionReaderRole, Pipeline, holder, part_key
+from ..collection_reader import CollectionReaderRole, Pipeline, part_key
 from ..node import Node
 from ..pchannels import pchannels_of
 from ..requests import Answer, Method, OfCollection
@@ -60,7 +60,7 @@ class DataNode(CollectionReaderRole):
         """Release the holds on the log, and remove the tables. Raises `DirectoryUnwritable` and the like where they
         cannot be removed: the collection stays then, since the next one of its name would find its rows."""
         for channel in pchannels_of(collection):
-            await self.node.wal.hold(channel, holder(collection), None)
+            await self.node.wal.hold(channel, collection.holder, None)
         await self.node.blocking(partial(_remove, self.node.tables, collection.name))
 
     async def _compact(self, request: Request) -> Answer:

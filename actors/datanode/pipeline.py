@@ -26,7 +26,7 @@ from ...runtime.rows.schema import OP_COLUMN, Op
 from ...runtime.streams.dispatched_stream import DispatchedStream
 from ...runtime.streams.messages import MsgPack, Position
 from ...runtime.tables.table_store import CURRENT, LOG
-from ..collection_reader import BeginningCheck, CollectionReaderRole, holder, open_stream, rows_of
+from ..collection_reader import BeginningCheck, CollectionReaderRole, open_stream, rows_of
 from ..pchannels import pchannels_of
 from .current_table import CompactResult, CurrentTable, compact
 from .log_table import FlushResult, LogTable
@@ -153,7 +153,7 @@ class FlushPipeline:
                 await self._hold(channel, first)
 
     async def _hold(self, channel: str, id: bytes) -> None:
-        await self._node.wal.hold(channel, holder(self.collection), id)
+        await self._node.wal.hold(channel, self.collection.holder, id)
         self._held[channel] = id
 
     def _buffer_rows(self, pack: MsgPack) -> None:

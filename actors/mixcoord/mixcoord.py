@@ -33,7 +33,6 @@ from ...runtime.rpc.server import Request
 from ...runtime.streams.channel_reader import OnBadRecord
 from ...runtime.tables.table_store import LOG
 from ...runtime.waiting import ended, first_of
-from ..collection_reader import holder
 from ..datanode.delta_errors import storage_errors
 from ..datanode.wal_identity import foreign_tables
 from ..node import Node
@@ -244,7 +243,7 @@ class MixCoord(Role):
         await self.owners.announce("create", collection, deadline_s=DDL_DEADLINE_S)
         # Before the first row: the DataNode holds nothing until it has opened the table, which may fail for long.
         point = await self.owners.sync(collection, deadline_s=DDL_DEADLINE_S)
-        hold, name = self.node.wal.hold, holder(collection)
+        hold, name = self.node.wal.hold, collection.holder
         await asyncio.gather(*(hold(channel, name, last.id) for channel, last in point.channels.items()))
         ends = {channel: tuple(last) for channel, last in point.channels.items()}
         await self.catalog.append({"kind": "ready", "id": collection.id, "beginning": (point.time, ends)})

@@ -118,6 +118,13 @@ class Collection:
     def shards(self) -> int:
         return len(self.vchannels)
 
+    @property
+    def holder(self) -> str:
+        """The name of the hold on the log for the rows that are not in the collection's table yet. MixCoord sets the
+        hold before the first row, each flush moves it on, and the DataNode releases it when the collection is
+        dropped."""
+        return f"datanode-{self.id}"
+
     def to_wire(self) -> dict[str, Any]:
         """The wire form: a map that msgpack can encode."""
         return {
