@@ -26,7 +26,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from ...runtime.errors import Fenced, InvalidRequest, Unavailable
+from ...runtime.errors import CorruptLog, Fenced, InvalidRequest, Unavailable
 from ...runtime.streams.messages import Position
 from ...runtime.tables.table_metadata import (
     FLUSH_KEY,
@@ -180,6 +180,27 @@ class LogTable:
         _check_interval(versions, start, end, positions)
         with self._lock, storage_errors(self.location):
             return self._flush(versions.cast(self._stored), start, end, positions)
+
+    def move(self, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
+        """Let these be the positions in the place of those `before`, by vchannel: the log was migrated to another one.
+        T and rows stay. On return that is durable; where it was done before nothing is. Raises `CorruptLog` where the
+        table has other positions, and as `flush` does."""
+
+        def attempt() -> None:
+            found = self._read_positions()
+            if found == after:
+                return
+            if found != before:
+                raise CorruptLog(
+                    f"{self.location} has changed since its log was migrated: a node that goes on with another copy of "
+                    "the log has written to it",
+                    path=self.location.uri,
+                )
+            self._commit([], {}, after)
+
+        with self._lock, storage_errors(self.location):
+            self._refresh()
+            self._until_committed(attempt)
 
     def dataset(self, *, above: int = 0, upto: int | None = None) -> tuple[ds.Dataset, pc.Expression]:
         """The newest snapshot, and the filter for its rows with `above < _ts ≤ upto`.
