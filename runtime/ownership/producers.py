@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import msgpack
 
 from ..errors import BadRecord, OutcomeUnknown, check_version
 from ..log.record import DECODE_ERRORS
+from ..log.wal import Payload
 
 REMEMBERED_PER_PRODUCER = 256  # more than a client may have in flight
 OUTCOMES_MAX = 65_536  # of a channel
@@ -211,3 +213,15 @@ def given_up(producer: str, pseq: int) -> bytes:
     table = ProducerTable()
     table.remember(producer, pseq, BatchOutcome(0, 0), 0)
     return table.pages()[0]
+
+
+def without_sources(page: Payload, is_left_out: Callable[[str], bool]) -> Payload:
+    """A page of a table without the offsets of the sources that are left out, by their names; the page itself where it
+    has none of these. Raises `BadRecord` as `ProducerTable.from_bytes` does."""
+    try:
+        version, entries, *rest = cast("tuple[Any, ...]", msgpack.unpackb(page, use_list=False))
+        offsets = dict(rest[0]) if rest else {}
+    except DECODE_ERRORS as error:
+        raise BadRecord(f"unreadable producer snapshot: {error}", reason="producers") from error
+    kept = {source: offset for source, offset in offsets.items() if not is_left_out(source)}
+    return page if len(kept) == len(offsets) else cast(bytes, msgpack.packb((version, entries, kept)))

@@ -359,16 +359,24 @@ class Fold(Generic[State]):
 
     def snapshot(self) -> bytes:
         """The state after the record `as_of`, with all that decides which of the next records count."""
-        wire = {
-            "claim": list(self.claim),
-            "level": self.level,
-            "numbers": self._numbers,
-            "own_numbers": self._own_numbers,
-            "state": self.state.snapshot(),
-        }
-        packed = cast(bytes, msgpack.packb(wire))
+        packed = self._packed(self.claim, self._numbers, self.state.snapshot())
         self.snapshot_bytes = len(packed)
         return packed
+
+    def snapshot_for(self, claim: Claim, state: object) -> bytes:
+        """The same for another log, as of its first record: `claim` is that record, where there is a leader, and
+        `state` a snapshot of this state with ids of that log."""
+        return self._packed(claim, {} if self._led else self._numbers, state)
+
+    def _packed(self, claim: Claim, numbers: Mapping[str, int], state: object) -> bytes:
+        wire = {
+            "claim": list(claim),
+            "level": self.level,
+            "numbers": numbers,
+            "own_numbers": self._own_numbers,
+            "state": state,
+        }
+        return cast(bytes, msgpack.packb(wire))
 
     def _restore(self, packed: bytes) -> None:
         self._check_known(self._pages.level)

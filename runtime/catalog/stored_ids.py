@@ -1,0 +1,45 @@
+"""The ids of the log that the catalog holds, so that it can be brought to another log, which has others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+IdIn: TypeAlias = Callable[[str, bytes], bytes]
+"""Called with a channel and an id that is stored; returns the one to store in its place."""
+
+
+def with_ids(snapshot: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
+    """A snapshot of the catalog (`Catalog.snapshot`) with other ids: checkpoints and fences of channels, beginnings of
+    collections, and ends of partitions."""
+    replaced = dict(snapshot)
+    replaced["channels"] = {
+        name: (owner, term, limit, previous, _id(name, checkpoint, id_in), _fences(name, fences, id_in), *rest)
+        for name, (owner, term, limit, previous, checkpoint, fences, *rest) in snapshot["channels"].items()
+    }
+    replaced["collections"] = [_collection(wire, id_in) for wire in snapshot["collections"]]
+    if "topics" in snapshot:
+        replaced["topics"] = [_topic(wire, id_in) for wire in snapshot["topics"]]
+    return replaced
+
+
+def _id(channel: str, id: bytes, id_in: IdIn) -> bytes:
+    return id_in(channel, id) if id else b""
+
+
+def _fences(channel: str, fences: Mapping[int, bytes], id_in: IdIn) -> dict[int, bytes]:
+    return {term: id_in(channel, id) for term, id in fences.items()}
+
+
+def _collection(wire: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
+    if wire["beginning"] is None:
+        return dict(wire)
+    time, ends = wire["beginning"]
+    return {
+        **wire,
+        "beginning": (time, {name: (term, cseq, _id(name, id, id_in)) for name, (term, cseq, id) in ends.items()}),
+    }
+
+
+def _topic(wire: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
+    return {**wire, "ends": {name: (id_in(name, id), ts) for name, (id, ts) in wire["ends"].items()}}
