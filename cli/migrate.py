@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..actors.datanode.moved_tables import MovedTables
 from ..runtime.config.loading import url_of
 from ..runtime.errors import BadRecord, InvalidRequest
 from ..runtime.log.migration_state import MigrationState, migration_state
@@ -17,6 +18,7 @@ from ..runtime.migration.migration import MigrationProof, cancel_migration, canc
 from ..runtime.migration.migration import migrate as migrate_log
 from ..runtime.migration.translation import translate_position
 from ..runtime.streams.messages import Position
+from ..runtime.tables.table_store import open_tables
 from .connect import completed
 from .open_log import LogUrl, opened
 from .owned_log import owned_log
@@ -30,6 +32,12 @@ def migrate(
     ] = "",
     cancel: Annotated[bool, typer.Option("--cancel", help="Take a migration back that has not ended.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
+    tables: Annotated[
+        str,
+        typer.Option(
+            help="Where nodes have the tables that they fill from the old log: a directory (DATA/tables) or a URL."
+        ),
+    ] = "",
     position: Annotated[
         str, typer.Option(help="Print, in hex, where a saved position (hex of Position.to_bytes) is in the new log.")
     ] = "",
@@ -37,9 +45,10 @@ def migrate(
 ) -> None:
     """Copy all that a log has to another one, prove that both are equal, and let that one take its place.
 
-    No program may have the old log open, and no node may have used it. A migration that was interrupted goes on with
-    the same command. When it has ended, opening the old log to write raises Moved, with the URL of the new one. The
-    environment has the credentials for both. Exits with 0 when the new log is open.
+    No program may have the old log open. Nodes are stopped before, and started on the new log afterwards; the tables
+    that they have filled go on with that. A migration that was interrupted goes on with the same command. When it has
+    ended, opening the old log to write raises Moved, with the URL of the new one. The environment has the credentials
+    for both. Exits with 0 when the new log is open.
     """
     url, to = _absolute(url), _absolute(to)
     if cancel + status + bool(position) > 1:
@@ -56,7 +65,7 @@ def migrate(
         completed(_cancelled(url, to))
         typer.echo(f"taken back: {shown_url(url)} is in use again")
     else:
-        proof = completed(_migrated(url, to))
+        proof = completed(_migrated(url, to, tables))
         typer.echo(json.dumps(proof.to_wire(), indent=2) if as_json else "\n".join(_lines(proof)))
 
 
@@ -65,11 +74,14 @@ async def _state(url: str) -> MigrationState:
         return await migration_state(wal)
 
 
-async def _migrated(url: str, to: str) -> MigrationProof:
+async def _migrated(url: str, to: str, tables: str) -> MigrationProof:
+    moved = MovedTables(open_tables(tables)) if tables else None
     async with owned_log(url) as old:
         await check_source(old, to)
         async with owned_log(to, create=True) as new:
-            return await migrate_log(old, new, url, to, on_progress=lambda line: typer.echo(line, err=True))
+            return await migrate_log(
+                old, new, url, to, tables=moved, on_progress=lambda line: typer.echo(line, err=True)
+            )
 
 
 async def _cancelled(url: str, to: str) -> None:

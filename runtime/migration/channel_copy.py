@@ -27,6 +27,10 @@ APPEND_ENTRIES = 10_000  # in one append: small entries have an overhead that br
 Check: TypeAlias = Callable[[], Awaitable[None]]
 """What is called before each write, and raises `Fenced` where another run writes there now."""
 
+Rewrite: TypeAlias = Callable[[str, Entry], Entry]
+"""Called with a channel and an entry of the old log; returns it with what it is to hold in the new one, by these alone.
+Raises `Unsupported` for what cannot be migrated."""
+
 _HEAD = Struct("<QQ")  # timestamp and size of an entry, in its checksum
 _TYPE = 0  # the place of the type in a header
 
@@ -94,14 +98,23 @@ async def unchecked() -> None:
     """The check of a copier that has the new channel to itself."""
 
 
-async def copy_channel(old: Wal, new: Wal, channel: str, check: Check = unchecked) -> None:
+def checked_entry(channel: str, entry: Entry) -> Entry:
+    """The entry as it is. Raises `Unsupported` as `check_movable` does."""
+    check_movable(channel, entry)
+    return entry
+
+
+async def copy_channel(
+    old: Wal, new: Wal, channel: str, check: Check = unchecked, rewrite: Rewrite = checked_entry
+) -> None:
     """Append to the channel in `new` what it lacks of the one in `old`: as many entries as it has are there already.
+    Each is copied as `rewrite` returns it.
 
     One append at a time is under way, so that whatever becomes of this process the new channel has the first entries
     of the old one and no others; `check` is called just before each, and it is decided when this returns or raises,
     unless the error says `outcome_unknown`. Both channels are held: `HOLDER` keeps retention from what is there. Raises
     `Unsupported` for a record that holds ids of the old log, `MessageTooLarge` for an entry that the new log does not
-    take, what `check` raises, and errors of both logs."""
+    take, what `check` and `rewrite` raise, and errors of both logs."""
     await hold_channel(old, channel)
     await hold_channel(new, channel)
     there = 0
@@ -111,8 +124,7 @@ async def copy_channel(old: Wal, new: Wal, channel: str, check: Check = unchecke
     under_way: Future[list[bytes]] | None = None
     try:
         async for entries in _gathered(stored_batches(old, await old.describe(channel)), there):
-            for entry in entries:
-                check_movable(channel, entry)
+            entries = [rewrite(channel, entry) for entry in entries]
             if under_way is not None:  # these were read meanwhile
                 await under_way
                 under_way = None
@@ -171,26 +183,34 @@ def check_movable(channel: str, entry: Entry) -> None:
 
 
 async def compare_channel(
-    old: Wal, new: Wal, channel: str, positions: Iterable[bytes]
+    old: Wal,
+    new: Wal,
+    channel: str,
+    positions: Iterable[bytes],
+    *,
+    ids: Iterable[bytes] = (),
+    rewrite: Rewrite | None = None,
 ) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
     """Read the channel in both logs to its present end, side by side, and return what they have in common, and where
-    `positions`, ids of `old` up to which all is done, are in `new`: b"" is before all entries.
+    `positions` and `ids` of `old`, up to which all is done, are in `new`: b"" is before all entries. Entries of `old`
+    count as `rewrite` returns them, where it is given.
 
-    Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind a position was
-    removed from `old` before: nobody would notice that in `new`."""
+    Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind one of the
+    `positions` was removed from `old` before: nobody would notice that in `new`."""
     info, there = await old.describe(channel), await new.describe(channel)
-    places = dict.fromkeys(sorted(set(positions)), b"")
-    await check_not_lost(old, info, places)
+    positions = set(positions)
+    places = dict.fromkeys(sorted(positions.union(ids)), b"")
+    await check_not_lost(old, info, positions)
     checksum = xxhash.xxh3_128()
     entries = size = 0
     last_old = last_new = b""
     async with aclosing(_side_by_side(stored_batches(old, info), stored_batches(new, there))) as batches:
         async for ours, theirs in batches:
+            if rewrite is not None:
+                ours = [rewrite(channel, entry) for entry in ours]
             _check_equal(channel, entries, ours, theirs)
-            for entry in ours:
-                checksum.update(_HEAD.pack(entry.timestamp, len(entry.payload)))
-                checksum.update(entry.payload)
-                size += len(entry.payload)
+            _add(checksum, ours)
+            size += sum(len(entry.payload) for entry in ours)
             for id in places:
                 if done := bisect_right(ours, id, key=attrgetter("id")):
                     places[id] = theirs[done - 1].id
@@ -198,6 +218,19 @@ async def compare_channel(
             last_old, last_new = ours[-1].id, theirs[-1].id
     proof = ChannelProof(entries, size, checksum.hexdigest(), last_old, last_new, info.latest_id or b"")
     return proof, places
+
+
+def checksum_of(entries: Iterable[Entry]) -> str:
+    """The checksum that a `ChannelProof` has for these entries."""
+    checksum = xxhash.xxh3_128()
+    _add(checksum, entries)
+    return checksum.hexdigest()
+
+
+def _add(checksum: xxhash.xxh3_128, entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        checksum.update(_HEAD.pack(entry.timestamp, len(entry.payload)))
+        checksum.update(entry.payload)
 
 
 async def _side_by_side(

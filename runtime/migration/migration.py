@@ -16,12 +16,12 @@ Before 6 has ended a migration is taken back by `cancel_migration`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
+from ..errors import BadRecord, CorruptLog, InvalidRequest, Unavailable, Unsupported
 from ..log.migration_state import (
     MIGRATION_CHANNEL,
     MigrationPhase,
@@ -32,26 +32,28 @@ from ..log.migration_state import (
     mark_of,
     migration_state,
 )
-from ..log.record import MAGIC
 from ..log.redaction import shown_url
 from ..log.replication_state import check_not_replica, check_source_fenced
-from ..log.wal import ChannelPolicy, Wal
-from .channel_copy import HOLDER, ChannelProof, check_not_lost, compare_channel, copy_channel, stored_entries
+from ..log.wal import ChannelPolicy, GroupInfo, Wal
+from .channel_copy import HOLDER, ChannelProof, check_not_lost, checked_entry, compare_channel, copy_channel
 from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
 from .migration_run import SETTLE_S, MigrationRun
+from .node_log import NO_NODE, NodeLog, NodeProof, NodeTables, nothing_copied, settle_node
+from .node_records import node_entry
 
 ROUNDS_MAX = 3  # of copying, until the old log is said to be written to
-NODE_CHANNELS = ("-collection_schema", "-cluster")  # how the names of the states of a node end, with any prefix
 
 OnProgress = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationProof:
-    """What was found equal in both logs, by channel, and the groups' positions in the new one, by group and channel."""
+    """What was found equal in both logs, by channel, the groups' positions in the new one, by group and channel, and
+    where nodes go on there."""
 
     channels: Mapping[str, ChannelProof]
     groups: Mapping[str, Mapping[str, GroupPosition]]
+    node: NodeProof = NO_NODE
 
     def to_wire(self) -> dict[str, Any]:
         """The wire form, for JSON."""
@@ -63,14 +65,14 @@ class MigrationProof:
             group: {name: [part.hex() for part in each] for name, each in positions.items()}
             for group, positions in self.groups.items()
         }
-        return {"channels": channels, "groups": groups}
+        return {"channels": channels, "groups": groups, **(self.node.to_wire() if self.node != NO_NODE else {})}
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> MigrationProof:
         """The proof of a wire form that `to_wire` returned. Raises `CorruptLog` for anything else."""
         try:
             return cls._decoded(wire)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, BadRecord) as error:
             raise CorruptLog(f"the proof of a migration cannot be read: {error!r}") from error
 
     @classmethod
@@ -86,7 +88,7 @@ class MigrationProof:
             group: {name: GroupPosition(*map(bytes.fromhex, each)) for name, each in positions.items()}
             for group, positions in wire["groups"].items()
         }
-        return cls(channels, groups)
+        return cls(channels, groups, NodeProof.from_wire(wire))
 
 
 async def migrate(
@@ -95,20 +97,22 @@ async def migrate(
     old_url: str,
     new_url: str,
     *,
+    tables: NodeTables | None = None,
     on_progress: OnProgress = lambda _: None,
     settle_s: float = SETTLE_S,
 ) -> MigrationProof:
     """Migrate `old` to `new`, or go on with that where an earlier call ended; both were opened past their migrations'
-    states, and no other program has either open. `on_progress` is called with a line about each channel before it is
-    copied and when it was found equal. Where another run of the migration may be at work, this one takes its place, and
-    on brokers first waits `settle_s` seconds. Returns what is in both.
+    states, and no other program has either open. `tables` are those that nodes have filled from `old`: they go on with
+    `new`. `on_progress` is called with a line about each channel before it is copied and when it was found equal. Where
+    another run of the migration may be at work, this one takes its place, and on brokers first waits `settle_s`
+    seconds. Returns what is in both.
 
-    Raises `Unsupported` for what cannot be migrated, `ReplicaReadOnly` and `Moved` where replication has the say
-    over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the new log is not empty,
-    or the old one has no channel, migrates elsewhere, or was promoted and its source is not fenced, `CorruptLog` where
-    the new one is not as it was found equal, `Fenced` where a later run has taken this one's place, `Unavailable` where
-    a program uses the old log or that is slow, and what the logs raise. After an error it may be called again, or be
-    taken back."""
+    Raises `Unsupported` for what cannot be migrated, what `NodeLog.read` raises, `ReplicaReadOnly` and `Moved` where
+    replication has the say over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the
+    new log is not empty, or the old one has no channel, migrates elsewhere, or was promoted and its source is not
+    fenced, `CorruptLog` where the new one, or a table, is not as it was found, `Fenced` where a later run has taken
+    this one's place, `Unavailable` where a program uses the old log or that is slow, and what the logs raise. After an
+    error it may be called again, or be taken back."""
     await check_source(old, new_url)
     state = await migration_state(old)
     if await _has_ended(new, state, new_url):
@@ -116,7 +120,7 @@ async def migrate(
     await check_not_replica(old, shown_url(old_url))
     await check_not_replica(new, shown_url(new_url))
     await check_source_fenced(old)
-    run = await _begin(old, new, state, new_url, settle_s)
+    run = await _begin(old, new, state, new_url, settle_s, tables)
     async with run.letting_go():
         if await _has_ended(new, run.state, new_url):  # meanwhile
             return MigrationProof.from_wire(run.state.proof)
@@ -124,7 +128,7 @@ async def migrate(
         if run.state.phase is MigrationPhase.MIGRATED and await _is_marked(new, run.state):
             proof = MigrationProof.from_wire(run.state.proof)
         else:
-            proof = await _proven(run, old_url, on_progress)
+            proof = await _proven(run, old_url, on_progress, tables)
             for group, positions in proof.groups.items():
                 await store_positions(new, group, positions, run.check)
             await _check_whole(run, proof)
@@ -132,20 +136,23 @@ async def migrate(
                 raise _written_to(old_url)
             await run.check()
             await new.create_channel(mark_of(run.state.id), ChannelPolicy())
+        await settle_node(new, tables, proof.node, run.check)
         await _release(run, new)
         await run.check()
         await come_into_use(new)
     return proof
 
 
-async def _proven(run: MigrationRun, old_url: str, on_progress: OnProgress) -> MigrationProof:
+async def _proven(
+    run: MigrationRun, old_url: str, on_progress: OnProgress, tables: NodeTables | None
+) -> MigrationProof:
     """Copy and compare until the old log says `migrated`, and nothing came to it since it was compared."""
     state = run.state
     proof = MigrationProof.from_wire(state.proof) if state.phase is MigrationPhase.MIGRATED else None
     for _ in range(ROUNDS_MAX):
         if proof is not None and await _is_unchanged(run.old, proof):
             return proof
-        proof = await _mirrored(run, on_progress)
+        proof = await _mirrored(run, on_progress, await NodeLog.read(run.old, tables))
         await run.change(MigrationPhase.MIGRATED, proof.to_wire())
     raise _written_to(old_url)
 
@@ -216,14 +223,16 @@ async def _has_ended(new: Wal, state: MigrationState, new_url: str) -> bool:
     return await _is_marked(new, state) and not await _is_pending(new, state)
 
 
-async def _begin(old: Wal, new: Wal, state: MigrationState, new_url: str, settle_s: float) -> MigrationRun:
+async def _begin(
+    old: Wal, new: Wal, state: MigrationState, new_url: str, settle_s: float, tables: NodeTables | None
+) -> MigrationRun:
     """A run of the migration that the old log is in now, or of a new one."""
     if state.phase in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
         raise Unavailable("this log is the target of a migration that has not ended: end that one first")
     if state.phase is MigrationPhase.CANCELLING:
         raise Unavailable("this migration is being taken back: end that with --cancel, then begin again")
     if state.phase is MigrationPhase.OPEN:
-        await _check_movable(old, new)
+        await _check_movable(old, new, tables)
         await _check_empty(new)
         return await MigrationRun.begin(
             old, new, MigrationState(MigrationPhase.MIGRATING, uuid4().hex, shown_url(new_url))
@@ -278,33 +287,17 @@ async def _is_marked(new: Wal, state: MigrationState) -> bool:
     return mark_of(state.id) in await new.channels()
 
 
-async def _check_movable(old: Wal, new: Wal) -> None:
+async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None) -> None:
     for wal in (old, new):
         if wal.capabilities.foreign_topics:
             raise Unsupported("topics that others made are not migrated", capability="migration")
-    for channel in await _channels(old):
-        if await _is_nodes(old, channel):
-            raise Unsupported(
-                f"{channel} belongs to a node, whose log cannot be migrated yet: docs/how-to/move-to-brokers.md says "
-                "how to move its rows",
-                capability="migration",
-            )
+    await NodeLog.read(old, tables)
     groups = await idle_groups(old)
     if groups and not new.capabilities.groups:
         raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")
     for group in groups:
         for channel, id in group.positions.items():
             await check_not_lost(old, await old.describe(channel), [id or b""])
-
-
-async def _is_nodes(wal: Wal, channel: str) -> bool:
-    """Whether a node keeps its state in the channel. A program may have channels with such a name: beside the catalog
-    that each node has, it is the first record that says so."""
-    catalog, cluster = NODE_CHANNELS
-    if channel.endswith(cluster):
-        async for entry in stored_entries(wal, await wal.describe(channel)):
-            return bytes(entry.payload[: len(MAGIC)]) == MAGIC
-    return channel.endswith(catalog)
 
 
 async def _check_empty(new: Wal) -> None:
@@ -323,7 +316,7 @@ def _not_empty() -> InvalidRequest:
 # ---- copying -------------------------------------------------------------------------------------------------------
 
 
-async def _mirrored(run: MigrationRun, on_progress: OnProgress) -> MigrationProof:
+async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | None) -> MigrationProof:
     old, new = run.old, run.new
     groups = await idle_groups(old)
     channels: dict[str, ChannelProof] = {}
@@ -334,14 +327,37 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress) -> MigrationProo
             continue
         await run.check()
         await new.create_channel(name, info.policy)
-        if info.policy.ephemeral:
+        if info.policy.ephemeral or (node is not None and name in node.states):
+            continue
+        if node is not None and name in node.left:
+            channels[name] = nothing_copied(info.latest_id or b"")
             continue
         on_progress(f"copying {name}")
-        await copy_channel(old, new, name, run.check)
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]
-        channels[name], places[name] = await compare_channel(old, new, name, positions)
+        channels[name], places[name] = await _mirrored_channel(run, name, positions, node)
         on_progress(f"{name} is equal in both")
+    moved_node = NO_NODE
+    if node is not None:  # last: what its states point to is there now
+        moved_node = node.proof(places, new.name)
+        channels |= await node.write_states(new, f"migration {run.state.id}", places, run.check)
     await _check_no_others(run)
+    return MigrationProof(channels, await _moved_groups(old, groups, places), moved_node)
+
+
+async def _mirrored_channel(
+    run: MigrationRun, name: str, positions: Sequence[bytes], node: NodeLog | None
+) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
+    """Copy a channel, and compare it. Returns what `compare_channel` does."""
+    rewrite = checked_entry if node is None else node_entry
+    await copy_channel(run.old, run.new, name, run.check, rewrite)
+    if node is None:
+        return await compare_channel(run.old, run.new, name, positions)
+    return await compare_channel(run.old, run.new, name, positions, ids=node.ids(name), rewrite=rewrite)
+
+
+async def _moved_groups(
+    old: Wal, groups: Sequence[GroupInfo], places: Mapping[str, Mapping[bytes, bytes]]
+) -> dict[str, dict[str, GroupPosition]]:
     moved: dict[str, dict[str, GroupPosition]] = {}
     for group in groups:
         found = await stored_metadata(old, group.name, group.positions.keys() & places.keys())
@@ -349,7 +365,7 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress) -> MigrationProo
             name: GroupPosition(places[name][group.positions[name] or b""], metadata, group.positions[name] or b"")
             for name, metadata in found.items()
         }
-    return MigrationProof(channels, moved)
+    return moved
 
 
 async def _is_unchanged(old: Wal, proof: MigrationProof) -> bool:

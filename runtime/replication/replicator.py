@@ -43,7 +43,7 @@ from ..log.replication_state import (
     replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
-from ..migration.migration import NODE_CHANNELS
+from ..migration.node_log import NODE_CHANNELS
 from ..waiting import ended
 from .channel_mirror import ChannelMirror, ReplicaDiffers
 from .replicated_groups import group_places, store_places

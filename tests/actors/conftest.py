@@ -107,6 +107,7 @@ class Home:
     def __init__(self, directory: Path, url: str = "") -> None:
         """`url` is that of the log, where brokers have it."""
         self.directory = directory
+        self.log_directory = directory / "log"
         self._url = url
         self.tables = directory / "tables"
         self.log = MemoryLog()
@@ -122,7 +123,7 @@ class Home:
         if self._url:
             return await open_wal(self._url)
         return await RocksMQ.open(
-            str(self.directory / "log"), segment_bytes=self.segment_bytes, free_space_bytes=0, serve=False
+            str(self.log_directory), segment_bytes=self.segment_bytes, free_space_bytes=0, serve=False
         )
 
     @asynccontextmanager

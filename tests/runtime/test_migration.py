@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.dying_wal import DyingWal, Killed
 from tidewal.runtime.errors import (
     CorruptLog,
     InvalidRequest,
@@ -154,45 +155,6 @@ async def test_the_old_log_names_the_new_one_without_credentials(old: Wal, new: 
         await cancel_migration(old, new, NEW)
 
 
-class Killed(Exception):
-    """The process of the migration is gone."""
-
-
-class DyingWal(MemoryWal):
-    """A log whose process dies at the write that `left` counts down to, before or behind it."""
-
-    def __init__(self, log: MemoryLog, left: list[int], *, behind: bool) -> None:
-        super().__init__(log)
-        self._left, self._behind = left, behind
-
-    def _dies(self) -> bool:
-        self._left[0] -= 1
-        return self._left[0] == 0
-
-    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
-        dies = self._dies()
-        if dies and not self._behind:
-            raise Killed
-        super().submit(entries, done)
-        if dies:
-            raise Killed
-
-    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
-        await super().create_channel(channel, policy)
-        if self._dies():
-            raise Killed
-
-    async def drop_channel(self, channel: str) -> None:
-        await super().drop_channel(channel)
-        if self._dies():
-            raise Killed
-
-    async def seek_group(self, group: str, channel: str, start: Any) -> None:
-        await super().seek_group(group, channel, start)
-        if self._dies():
-            raise Killed
-
-
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_migration_killed_at_each_write_goes_on_or_is_taken_back(behind: bool) -> None:
     steps = 0
@@ -308,7 +270,7 @@ async def test_a_channel_of_a_program_that_is_named_like_a_nodes_goes_along(old:
     node = MemoryWal(MemoryLog())
     await node.create_channel("by-dev-cluster", ChannelPolicy())
     await node.append("by-dev-cluster", encode(Record(RecordType.CLUSTER)))
-    with pytest.raises(Unsupported, match="belongs to a node"):
+    with pytest.raises(Unsupported, match="by-dev-cluster is named like the state of nodes"):
         await migrate(node, MemoryWal(MemoryLog()), OLD, NEW)
 
 
@@ -411,7 +373,8 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
 
     node = MemoryWal(MemoryLog())
     await node.create_channel("by-dev-collection_schema", ChannelPolicy())
-    with pytest.raises(Unsupported, match="belongs to a node"):
+    await node.append("by-dev-collection_schema", b"no catalog")
+    with pytest.raises(Unsupported, match="by-dev-collection_schema is named like the state of nodes"):
         await migrate(node, new, OLD, NEW)
 
     letters = MemoryWal(MemoryLog())

@@ -1,0 +1,52 @@
+"""What a node's records hold of ids of their log, beside its states: where a releaser may begin to read.
+
+That is an offset of a source in a delay channel. It rises, and is compared, so it cannot be exchanged for the id of
+another log; without it the releaser reads its channel from the front, where all that is pending still lies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..delays.releaser import HEAD
+from ..errors import BadRecord
+from ..log.record import MAGIC, RecordType, Tags, decode, encode, read_header
+from ..log.wal import Entry
+from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
+from ..ownership.producers import without_sources
+from .channel_copy import checked_entry
+
+_TYPE = 0  # the place of the type in a header
+_WITHOUT_IDS = frozenset({RecordType.DELAYED, RecordType.CANCELLED})  # ids of delayed messages are no ids of the log
+
+
+def node_entry(channel: str, entry: Entry) -> Entry:
+    """An entry of a channel that nodes own, as another log is to have it: a `Rewrite`. Raises `Unsupported` for what
+    holds ids and cannot be migrated."""
+    header = read_header(entry.payload) if bytes(entry.payload[: len(MAGIC)]) == MAGIC else None
+    kind = None if header is None else header[_TYPE]
+    if kind == RecordType.PRODUCERS:
+        return entry._replace(payload=_without_heads(entry.payload))
+    return entry if kind in _WITHOUT_IDS else checked_entry(channel, entry)
+
+
+def _without_heads(payload: bytes | memoryview) -> bytes | memoryview:
+    """A record of a channel's producers without the offsets of heads; one that no owner can read stays as it is."""
+    try:
+        record = decode(payload)
+        body = without_sources(record.body, _is_head)
+    except BadRecord:
+        return payload
+    source = recorded_source(record)
+    of_head = source is not None and _is_head(source[0])
+    if body is record.body and not of_head:
+        return payload
+    return encode(replace(record, body=body, tags=_without_source(record.tags) if of_head else record.tags))
+
+
+def _without_source(tags: Tags) -> Tags:
+    return {name: tag for name, tag in tags.items() if name not in (SOURCE, SOURCE_OFFSET)}
+
+
+def _is_head(source: str) -> bool:
+    return source.endswith(HEAD)
