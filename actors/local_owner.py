@@ -11,6 +11,7 @@ from ..runtime.errors import Unavailable
 from ..runtime.groups.coordinator_client import GroupAcks
 from ..runtime.log.record import Record, RecordType
 from ..runtime.ownership import Appended, SyncPoint
+from ..runtime.ownership.prepared import TransactionId
 
 
 @dataclass(slots=True)
@@ -21,8 +22,8 @@ class WritePart:
     `channels` counts the pchannels of the whole write, of which this may be the part of one owner.
 
     A transaction has `participants`: what it writes to each collection and topic. Its `records` are those of all, which
-    one owner appends at once or not at all; name, id, version and kind are then theirs. Its `acks`, of a member of a
-    group, are stored in the same commit."""
+    one owner appends at once or not at all, or each owner prepares for its channels; name, id, version and kind are
+    then theirs. Its `acks`, of a member of a group, are stored in the same commit."""
 
     collection: str
     collection_id: int
@@ -46,6 +47,17 @@ class PChannelOwner(Protocol):
         changed nothing: `CollectionNotFound`, `TopicNotFound` and `InvalidRows` where the door's catalog is old,
         `Overloaded`, `Unavailable`, `OutcomeUnknown` where it would come behind a later one of its producer, and what
         `ChannelOwner.append` raises."""
+        ...
+
+    def prepare_part(self, part: WritePart, attempt: str) -> asyncio.Future[Appended]:
+        """Prepare `part`, which is that of one owner of a transaction over several channels, as this attempt. The
+        future ends when that is durable, with the timestamp of the PREPARE, or as `repeated` where it is written.
+        Raises as `append` does, and what `ChannelOwner.prepare` raises."""
+        ...
+
+    async def settle(self, channels: Sequence[str], transaction: TransactionId) -> Appended:
+        """The outcome of a transaction that is to be committed, once it is written to these channels. Raises
+        `Unavailable`."""
         ...
 
     async def flush(self, collection_id: int, channels: Sequence[str]) -> int:

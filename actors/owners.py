@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,12 +28,14 @@ from ..runtime.errors import (
 )
 from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended, ChannelPoint, SyncPoint
+from ..runtime.ownership.prepared import TransactionId
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
 from ..runtime.waiting import first_of
 from .local_owner import WritePart
 from .pchannels import pchannels_of
-from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, write_request
+from .transaction_commits import TransactionCommits, is_over_several
+from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, part_on, write_request
 
 if TYPE_CHECKING:
     from .node import Node
@@ -72,6 +73,7 @@ class Owners:
         self._refusals = Counter[str]()  # by channel: of parts of writes
         self._numbers = itertools.count(1)  # of the parts of writes that are sent
         self._under_way: dict[tuple[str, str], dict[int, None]] = {}  # by producer and owner: numbers, in order
+        self._transactions = TransactionCommits(node.cluster, rpc.name, self.append_to, self.settle)
 
     # ---- who owns what ----------------------------------------------------------------------------------------------
 
@@ -293,10 +295,13 @@ class Owners:
         elsewhere = self._node.message_bytes
         return self._local.message_bytes | elsewhere if elsewhere else self._local.message_bytes
 
-    def append(self, part: WritePart, channels: Iterable[str], *, deadline_s: float) -> asyncio.Future[Appended]:
-        """Have a write appended: in this process by a call, elsewhere by a request to each owner. Its `channels` are
+    def append(self, part: WritePart, channels: Set[str], *, deadline_s: float) -> asyncio.Future[Appended]:
+        """Have a write appended: in this process by a call, elsewhere by a request to each owner; a transaction that
+        the log does not take at once is prepared at its owners, and committed (`transaction_commits`). Its `channels` are
         open, and what is appended for one producer comes in order. The result may be `SendAgain`. Raises, having
         changed nothing, what an owner in this process raises."""
+        if part.participants and is_over_several(channels, self._node.wal.capabilities):
+            return self._transactions.commit(part, self._by_owner(channels), deadline_s)
         if self._local.is_open(channels):
             return self._local.owner.append(part)
         # first the owner in this process: where it refuses, nothing is sent to others
@@ -309,21 +314,26 @@ class Owners:
             )
         if part.participants and len(owners) > 1:  # the log has one node: another one takes its place
             raise Unavailable("the channels of a transaction go from one node to another; retry")
-        appends = [self._append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners]
+        appends = [self.append_to(owner, part, set(theirs), deadline_s) for owner, theirs in owners]
         if len(appends) == 1:
             return appends[0]
         return asyncio.ensure_future(_together(appends, [theirs for _, theirs in owners]))
 
-    def _append_to(
-        self, owner: str, part: WritePart, channels: set[str], deadline_s: float
+    def append_to(
+        self, owner: str, part: WritePart, channels: set[str], deadline_s: float, attempt: str = ""
     ) -> asyncio.Future[Appended]:
-        theirs = replace(part, records=[each for each in part.records if each[0] in channels])
+        """Have one owner append what of `part` is for its `channels`, or with `attempt` prepare it. Raises, having
+        changed nothing, what an owner in this process raises."""
+        theirs = part_on(part, channels)
         if owner == self._node.incarnation:
-            return self._local.owner.append(theirs)
+            local = self._local.owner
+            return local.prepare_part(theirs, attempt) if attempt else local.append(theirs)
         under_way = self._under_way.setdefault((part.producer, owner), {})
         place = DoorPlace(self._rpc.name, next(self._numbers), next(reversed(under_way), 0))
         under_way[place.number] = None
-        sent = asyncio.ensure_future(self._append_elsewhere(owner, theirs, sorted(channels), place, deadline_s))
+        sent = asyncio.ensure_future(
+            self._append_elsewhere(owner, theirs, sorted(channels), place, deadline_s, attempt)
+        )
         sent.add_done_callback(partial(self._end_sending, part.producer, owner, place.number))
         return sent
 
@@ -334,10 +344,10 @@ class Owners:
             del self._under_way[producer, owner]
 
     async def _append_elsewhere(
-        self, owner: str, part: WritePart, channels: list[str], place: DoorPlace, deadline_s: float
+        self, owner: str, part: WritePart, channels: list[str], place: DoorPlace, deadline_s: float, attempt: str
     ) -> Appended:
         until = add_ms(self._node.clock.now(), int(deadline_s * 1000))
-        params, body = write_request(part, place, until)
+        params, body = write_request(part, place, until, attempt)
         try:
             reply = await self._ask(owner, "append", channels, params, body, deadline_s=deadline_s)
         except DeadlineExceeded as error:
@@ -353,6 +363,27 @@ class Owners:
             unknown = bool(error.fields.get("outcome_unknown")) or not isinstance(error, Unavailable)
             raise self._again(channels, error, unknown=unknown) from None
         return appended_from(reply.values)
+
+    async def settle(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> int:
+        """Wait until a transaction that is decided to be committed is written to all these channels, whoever owns them;
+        returns its timestamp. Raises `DeadlineExceeded` (`outcome_unknown`: it will be)."""
+        named = {"producer": transaction.producer, "pseq": transaction.pseq, "attempt": transaction.attempt}
+
+        async def ask(owner: str, theirs: list[str]) -> int:
+            if owner == self._node.incarnation:
+                return (await self._local.owner.settle(theirs, transaction)).ts
+            params = {**named, "channels": theirs}
+            return int((await self._ask(owner, "settle", theirs, params, deadline_s=deadline_s)).values["ts"])
+
+        try:
+            async with asyncio.timeout(deadline_s):
+                return max(await self._ask_each(channels, ask))
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the transaction is committed, and not all of {', '.join(sorted(channels))} have it within "
+                f"{deadline_s:g} s",
+                outcome_unknown=True,
+            ) from None
 
     def _again(self, channels: Iterable[str], error: TidewalError, *, unknown: bool) -> SendAgain:
         self._refusals.update(channels)

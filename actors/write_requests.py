@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
 
@@ -42,10 +42,12 @@ class DoorPlace:
     after: int
 
 
-def write_request(part: WritePart, place: DoorPlace, until: int) -> tuple[Mapping[str, Any], bytes]:
-    """The parameters and the body of the request to append `part`; the owner refuses it after the time `until`."""
+def write_request(part: WritePart, place: DoorPlace, until: int, attempt: str = "") -> tuple[Mapping[str, Any], bytes]:
+    """The parameters and the body of the request to append `part`, or to prepare it as this `attempt`; the owner
+    refuses it after the time `until`."""
     if part.participants:
-        return {**_described(part, place, until), "records": [], "transaction": True}, _packed_participants(part)
+        params: dict[str, Any] = {**_described(part, place, until), "records": [], "transaction": True}
+        return params | ({"attempt": attempt} if attempt else {}), _packed_participants(part)
     if part.kind is RecordType.MESSAGE:
         return {**_described(part, place, until), "records": [], "messages": True}, _packed(part)
     params = {
@@ -125,7 +127,18 @@ def _transaction(params: Mapping[str, Any], body: Payload) -> WritePart:
         participants.append(_part({**params, **named, "rows": typed(rows, int)}, records, kind))
     if not participants:
         raise ValueError("a transaction of nothing")
-    return transaction_of(participants, params["producer"], params["pseq"], params["channels"])
+    part = transaction_of(participants, params["producer"], params["pseq"], params["channels"])
+    return replace(part, rows=params["rows"])  # those of all owners
+
+
+def part_on(part: WritePart, channels: Set[str]) -> WritePart:
+    """What of a write is for these pchannels, as a part of the same."""
+    records = [each for each in part.records if each[0] in channels]
+    there = (
+        replace(each, records=[(channel, record) for channel, record in each.records if channel in channels])
+        for each in part.participants
+    )
+    return replace(part, records=records, participants=[each for each in there if each.records])
 
 
 def transaction_of(participants: Sequence[WritePart], producer: str, pseq: int, channels: int) -> WritePart:

@@ -192,7 +192,10 @@ class Proxy(Role):
         params, size = request.params, len(request.body)
         deadline_s = params.get("deadline_s", DEADLINE_S)
         send = partial(self._hand_over, batch, params, asyncio.get_running_loop().time() + deadline_s)
-        return await self._lines.write(params["producer"], batch.channels, size, send, deadline_s=deadline_s)
+        alone = isinstance(batch, TransactionBatch) and batch.several
+        return await self._lines.write(
+            params["producer"], batch.channels, size, send, deadline_s=deadline_s, alone=alone
+        )
 
     def _hand_over(self, batch: WriteBatch, params: Params, deadline: float) -> asyncio.Future[Appended]:
         """Hand a batch to the owners of its channels, which are open; they take it until the loop's time `deadline`."""

@@ -12,6 +12,7 @@ from ...runtime.log.record import Record
 from ...runtime.log.wal import Capabilities, Payload
 from ...runtime.rpc.protocol import Params
 from ..local_owner import WritePart
+from ..transaction_commits import is_over_several
 from ..transactions.buffer import PARTICIPANTS_MAX, ParticipantWire
 from ..write_requests import transaction_of
 from .partitioned_messages import PartitionedMessages
@@ -19,8 +20,9 @@ from .sharded_rows import ShardedRows
 
 
 class TransactionBatch:
-    """The checked participants of one transaction. They become one append, under one timestamp: in several channels it
-    is whole only where the log takes it as one commit, and one node owns all channels."""
+    """The checked participants of one transaction. They become one append, under one timestamp; or where that is over
+    `several` channels that the log does not take at once, one that is prepared and committed (`transaction_commits`).
+    """
 
     def __init__(
         self,
@@ -28,8 +30,7 @@ class TransactionBatch:
         log: Capabilities,
         acks: GroupAcks | None = None,
     ) -> None:
-        """`acks` are stored in the same commit. Raises `Unsupported` where a `log` that can do so much cannot write all
-        of it at once."""
+        """`acks` are stored in the same commit. Raises `Unsupported` where a `log` that can do so much cannot."""
         self.participants = participants
         self._acks = acks
         if acks is not None and not log.atomic_acks:
@@ -39,13 +40,7 @@ class TransactionBatch:
                 capability="atomic_acks",
             )
         self.channels: set[str] = set[str]().union(*(each.channels for each in participants))
-        if len(self.channels) > 1 and not (log.atomic_batches and log.one_node):
-            raise Unsupported(
-                f"the transaction is for {len(self.channels)} physical channels, and only a log that one node owns "
-                "takes these at once (docs/backends.md). Here a transaction may write to collections of one shard that "
-                "share a physical channel: nothing was written",
-                capability="atomic_batches",
-            )
+        self.several: bool = is_over_several(self.channels, log)
 
     @property
     def records(self) -> list[tuple[str, Record]]:

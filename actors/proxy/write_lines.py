@@ -46,6 +46,7 @@ class _Write:
     """A write at a door: it waits, or is with its owner (`sent`)."""
 
     __slots__ = (
+        "alone",
         "channels",
         "deadline",
         "deadline_s",
@@ -60,8 +61,11 @@ class _Write:
         "waits_for",
     )
 
-    def __init__(self, number: int, channels: Set[str], size: int, send: Send, deadline_s: float) -> None:
+    def __init__(
+        self, number: int, channels: Set[str], size: int, send: Send, deadline_s: float, *, alone: bool
+    ) -> None:
         self.number = number  # by arrival
+        self.alone = alone
         self.channels = channels
         self.size = size + OVERHEAD_BYTES
         self.send = send
@@ -142,9 +146,10 @@ class _Line:
         self._look_from(self.first)
 
     def send(self, place: _Place) -> None:
-        """The next write is sent."""
-        place.terms = self.terms
-        self._look_from(place.after)
+        """The next write is sent; behind one that is sent alone none is."""
+        if not place.write.alone:
+            place.terms = self.terms
+            self._look_from(place.after)
 
     def take_back(self, place: _Place) -> None:
         """A write that was sent is to be sent again."""
@@ -190,9 +195,19 @@ class WriteLines:
         self._bytes = Counter[str]()  # of those that wait, by the channel on whose account they do
         self._asking_again: asyncio.TimerHandle | None = None
 
-    async def write(self, producer: str, channels: Set[str], size: int, send: Send, *, deadline_s: float) -> Appended:
+    async def write(
+        self,
+        producer: str,
+        channels: Set[str],
+        size: int,
+        send: Send,
+        *,
+        deadline_s: float,
+        alone: bool = False,
+    ) -> Appended:
         """`send` a write of `size` bytes once it is its turn, and again where its owner gives it back; returns its
         outcome. `send` is called with all `channels` open, and again only for the same batch under the same number.
+        Behind one that is sent `alone`, no other is sent before its outcome is known.
 
         Raises `Overloaded` where too much waits for one of the channels, and `DeadlineExceeded` where its turn has not
         come within `deadline_s` seconds: a write that is with its owner is not ended by that. Raises what `send`
@@ -200,7 +215,7 @@ class WriteLines:
         what the owner answers.
         Not written, but where the error has the field `outcome_unknown`."""
         self._arrived += 1
-        write = _Write(self._arrived, channels, size, send, deadline_s)
+        write = _Write(self._arrived, channels, size, send, deadline_s, alone=alone)
         self._enter(write, producer)
         try:
             if not (self._is_turn(write) and self._is_sent(write)):

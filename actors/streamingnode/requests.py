@@ -24,6 +24,15 @@ def _place(wire: Any) -> DoorPlace:
     return DoorPlace(typed(door, str), typed(number, int), typed(after, int))
 
 
+class SettleParams(TypedDict):
+    """A transaction that is to be committed (`TransactionId`), and pchannels that it writes to."""
+
+    producer: str
+    pseq: Number
+    attempt: str
+    channels: list[str]
+
+
 class FlushParams(TypedDict):
     """The id of the collection to be stored, and those of its pchannels that are meant."""
 
@@ -51,7 +60,8 @@ class AnnounceParams(TypedDict):
 
 class AppendParams(TypedDict):
     """A part of a write, see `write_requests.py`; the bodies of its records are in the body. With `messages` these are
-    messages of a topic, all in the body; with `transaction` it is one, with its participants in the body."""
+    messages of a topic, all in the body; with `transaction` it is one, with its participants in the body, and with
+    `attempt` that is to be prepared, as this attempt."""
 
     collection: str
     id: Number
@@ -64,5 +74,6 @@ class AppendParams(TypedDict):
     records: Annotated[list[Any], PlainValidator(_records)]
     messages: NotRequired[bool]
     transaction: NotRequired[bool]
+    attempt: NotRequired[str]
     place: Annotated[DoorPlace, PlainValidator(_place)]
     until: Number

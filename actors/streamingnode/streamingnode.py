@@ -31,6 +31,7 @@ from ...runtime.log.record import DECODE_ERRORS, Record, RecordType, decode
 from ...runtime.log.wal import Entry, From
 from ...runtime.ownership import Appended, ChannelOwner, SyncPoint
 from ...runtime.ownership.metrics import ChannelOwnerMetrics
+from ...runtime.ownership.prepared import TransactionId
 from ...runtime.rpc.server import Request
 from ..collection_reader import TABLE_ERRORS
 from ..local_owner import WritePart
@@ -43,8 +44,9 @@ from .door_order import DoorOrder
 from .granted_channels import GrantedChannels
 from .held_back import held_back
 from .metrics import StreamingNodeMetrics
-from .requests import AnnounceParams, AppendParams, FlushParams, SyncParams
+from .requests import AnnounceParams, AppendParams, FlushParams, SettleParams, SyncParams
 from .topic_delays import TopicDelays, takes
+from .transactions import TransactionParticipant
 from .unflushed import Unflushed
 from .vchannels import VChannels
 from .write_pressure import Pace, WritePressure
@@ -82,11 +84,13 @@ class StreamingNode(Role):
         self._order = DoorOrder()
         self._grants: GrantedChannels
         self._pressure: WritePressure
+        self._transactions: TransactionParticipant
 
     def handlers(self) -> dict[str, Method]:
         return {
             "append": Method(self._append, AppendParams),
             "flush": Method(self._flush, FlushParams),
+            "settle": Method(self._settle_transaction, SettleParams),
             "sync": Method(self._sync, SyncParams),
             "announce_collection": Method(self._announce_collection, AnnounceParams),
         }
@@ -114,6 +118,7 @@ class StreamingNode(Role):
         self._pressure = WritePressure(
             node.settings, self._unflushed, self._vchannels, node.cluster.usages, node.clock.clock, node.metrics
         )
+        self._transactions = TransactionParticipant(node, self._owner, self._count_rows)
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
             self._watch(collection)
@@ -123,6 +128,7 @@ class StreamingNode(Role):
         self.spawn_task(self._grants.follow(), name="grants")
         self.spawn_task(self._extend_limits(), name="limits")
         self.spawn_task(self._pressure.run(), name="pressure")
+        self.spawn_task(self._transactions.run(), name="transactions")
         self.spawn_task(TopicDelays(node, self.catalog, self._owner).run(), name="delays")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
@@ -226,6 +232,39 @@ class StreamingNode(Role):
         ]
         return held_back(appended, max(charges))
 
+    def prepare_part(self, part: WritePart, attempt: str) -> asyncio.Future[Appended]:
+        """`PChannelOwner.prepare_part`."""
+        if any(
+            each.id[:2] == (part.producer, part.pseq) for there in self._owner.prepared().values() for each in there
+        ):
+            raise Unavailable("an earlier attempt of the transaction is not decided yet; retry")
+        for each in part.participants:
+            if each.kind is RecordType.MESSAGE and each.schema_version < self._check_topic(each).epoch:
+                return asyncio.ensure_future(self._settle(part, each))
+        paces = [self._admit(each) for each in part.participants]
+        prepared = self._owner.prepare(
+            part.records,
+            producer=part.producer,
+            pseq=part.pseq,
+            attempt=attempt,
+            rows=part.rows,
+            channels=part.channels,
+        )
+        self._transactions.wake()
+        for theirs, each in zip(paces, part.participants, strict=True):
+            self._pressure.charge(theirs, each.records)  # its client waits no longer: others would, too
+        return prepared
+
+    async def settle(self, channels: Sequence[str], transaction: TransactionId) -> Appended:
+        """`PChannelOwner.settle`."""
+        return await self._transactions.settled(channels, transaction)
+
+    async def _settle_transaction(self, request: Request) -> Answer:
+        params = request.params
+        self._check_open(params["channels"])
+        id = TransactionId(params["producer"], params["pseq"], params["attempt"])
+        return appended_values(await self.settle(params["channels"], id))
+
     def _admit(self, part: WritePart) -> list[Pace]:
         """By which paces the rows of one collection go, or the messages of one topic. Raises where it does not take
         them."""
@@ -290,7 +329,8 @@ class StreamingNode(Role):
             raise InvalidRequest(f"malformed part of a write: {error}") from error
         self._check_open(channel for channel, _ in part.records)
         with self._order.taking(part.producer, params["place"]):
-            appended = self.append(part)
+            attempt = params.get("attempt")
+            appended = self.append(part) if attempt is None else self.prepare_part(part, attempt)
         try:
             return appended_values(await appended)
         except Unavailable as error:  # of the log
@@ -311,8 +351,13 @@ class StreamingNode(Role):
             return
         else:
             ts = appended.result().ts
-        for _, record in records:
-            self._unflushed.add(record.vchannel, ts, len(record.body))
+        self._count_rows([record for _, record in records], ts)
+
+    def _count_rows(self, records: Sequence[Record], ts: int) -> None:
+        """Count the rows of records in the log that were written at `ts`."""
+        for record in records:
+            if record.type is RecordType.ROWS:
+                self._unflushed.add(record.vchannel, ts, len(record.body))
 
     async def sync(self, channels: Iterable[str], *, at: int = 0, exact: bool = False) -> SyncPoint:
         """`PChannelOwner.sync`."""

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import xxhash
 
 from ..errors import PreconditionFailed
 from ..replicated.records import FIRST_LEVEL, Event, FeatureLevels, apply_by_kind, typed
+from .transaction_decisions import DECIDE, TRANSACTIONS_LEVEL, WRITTEN, TransactionDecisions
 
 GONE_MAX = 1_000  # nodes that ended, whose ends are remembered; a record under way for longer than so many ends is lost
 
@@ -163,9 +164,12 @@ class ClusterState:
     """The members, and those that ended lately: a `StateMachine`. `identity` is None where the cluster was not founded
     (an earlier version's was not). `level` is the feature level of the cluster, `level_held` whether an operator holds
     it there. `longest_lease_ms` is the longest lease that any member has ever stated: what may be
-    relied upon by one that is remembered no more."""
+    relied upon by one that is remembered no more. `transactions` are those over several pchannels, as decided."""
+
+    kind_levels: ClassVar[Mapping[str, int]] = dict.fromkeys((DECIDE, WRITTEN), TRANSACTIONS_LEVEL)
 
     def __init__(self) -> None:
+        self.transactions: TransactionDecisions = TransactionDecisions()
         self.identity: ClusterIdentity | None = None
         self.members: dict[str, NodeMember] = {}  # by incarnation
         self.gone: dict[str, GoneNode] = {}  # those that ended last at the end
@@ -204,6 +208,7 @@ class ClusterState:
             "level": self.level,
             "level_held": self.level_held,
             "longest_lease_ms": self.longest_lease_ms,
+            **({"transactions": self.transactions.to_wire()} if self.transactions.count else {}),
         }
 
     def restore(self, snapshot: Any) -> None:
@@ -213,6 +218,10 @@ class ClusterState:
         members = [NodeMember.from_wire(wire) for wire in snapshot["members"]]
         gone = {typed(name, str): GoneNode(typed(how, str), typed(ms, int)) for name, how, ms in snapshot["gone"]}
         level, held = typed(snapshot.get("level", FIRST_LEVEL), int), typed(snapshot.get("level_held", False), bool)
+        transactions = snapshot.get("transactions")
+        self.transactions = (
+            TransactionDecisions() if transactions is None else TransactionDecisions.from_wire(transactions)
+        )
         self.longest_lease_ms = typed(snapshot["longest_lease_ms"], int)
         self.identity, self.level, self.level_held = identity, level, held
         self.members, self.gone = {member.incarnation: member for member in members}, gone
@@ -262,6 +271,13 @@ class ClusterState:
 
     def _on_hold(self, event: Event) -> None:
         self.level_held = typed(event["held"], bool)
+
+    def _on_decide(self, event: Event) -> None:
+        self.transactions.decide(event)
+
+    def _on_written(self, event: Event) -> None:
+        self._present(event)  # others own its channels once it is no member
+        self.transactions.written(event)
 
     def _present(self, event: Event) -> NodeMember:
         member = self.members.get(typed(event["incarnation"], str))

@@ -16,7 +16,7 @@ from ..clock import HybridClock
 from ..errors import BadRecord, Fenced, GroupFilterMismatch, InvalidRequest, Overloaded, TidewalError, Unsupported
 from ..filters.record_filter import RecordFilter
 from ..filters.subscription import filter_of
-from ..log.record import DECODE_ERRORS, TIME_TYPES
+from ..log.record import DECODE_ERRORS, TIME_TYPES, TIMELESS_TYPES
 from ..log.wal import Append, Delivered, Entry, GroupMember, Start, Wal
 from ..metrics.metrics import Metrics
 from ..streams.channel_reader import ChannelReader, Grants, LeftOutRecord, OnBadRecord
@@ -282,7 +282,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         if not end:
             return None
         begin_ts, owned_before = channel.time, channel.known
-        channel.time = max([begin_ts, *(record.ts for record in accepted)])
+        channel.time = max([begin_ts, *(each.ts for each in accepted if each.type not in TIMELESS_TYPES)])
         channel.known = max([channel.known, *((record.term, record.cseq) for record in accepted)])
         pack = RecordPack(
             delivered.channel,

@@ -75,6 +75,8 @@ class RecordType(IntEnum):
     MESSAGE = 1017  # of a topic's partition
     EPOCH_END = 1018  # no message of the topic follows in this partition
     EPOCH_BEGIN = 1019  # the first record of a partition that follows others: its body names their EPOCH_ENDs
+    PREPARE = 1020  # what a transaction over several pchannels will write here, once it is decided
+    ABORT = 1021  # that transaction will write nothing here
 
 
 _TYPES = frozenset(map(int, RecordType))
@@ -90,6 +92,8 @@ CONTROL_TYPES = frozenset(
         RecordType.PRODUCERS,
         RecordType.EPOCH_END,
         RecordType.EPOCH_BEGIN,
+        RecordType.PREPARE,
+        RecordType.ABORT,
     }
 )
 
@@ -102,8 +106,15 @@ TIME_TYPES = frozenset(
         RecordType.PRODUCERS,
         RecordType.EPOCH_END,
         RecordType.EPOCH_BEGIN,
+        RecordType.PREPARE,
+        RecordType.ABORT,
     }
 )
+
+
+# What says nothing of the time of its channel: a transaction that was prepared before it may be committed behind it,
+# at a lower timestamp than its own (`ownership/prepared.py`).
+TIMELESS_TYPES = frozenset({RecordType.FENCE, RecordType.PREPARE, RecordType.ABORT})
 
 
 class BatchPart(NamedTuple):

@@ -220,6 +220,16 @@ _STREAMINGNODE = (
         "limit",
         "collection_name",
     ),
+    gauge(
+        "streamingnode_prepared_transaction_num",
+        "count",
+        "Transactions over several channels that are prepared in a channel of this node and not written or aborted",
+    ),
+    counter(
+        "streamingnode_decided_transaction_total",
+        "Transactions over several channels that were written to a channel of this node, or aborted there",
+        "outcome",
+    ),
     seconds("streamingnode_write_delay_seconds", "For which acknowledgements of writes were held back near limits"),
     gauge(
         "streamingnode_delayed_message_num",

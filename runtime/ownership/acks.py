@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Opened(Generic[Item]):
     """One timestamp that was given out, and what was appended under it: `size` bytes."""
 
@@ -33,17 +33,19 @@ class AckManager(Generic[Item]):
         return len(self._open)
 
     def begin(self, ts: int, item: Item, size: int = 0) -> Opened[Item]:
-        """Open `ts`, which must be above all before it. Pass the result to `finish` later, or to `withdraw` at once."""
-        assert not self._open or ts > self._open[-1].ts, "timestamps must be opened in order"
+        """Open `ts`. It is above all before it, but for those of transactions that were prepared since, which are no
+        one's time yet: it comes before these. Pass the result to `finish` later, or to `withdraw` at once."""
         opened = Opened(ts, item, size)
-        self._open.append(opened)
+        place = len(self._open)
+        while place and self._open[place - 1].ts > ts:
+            place -= 1
+        self._open.insert(place, opened)
         self.bytes += size
         return opened
 
     def withdraw(self, opened: Opened[Item]) -> None:
-        """Remove the newest: its append was never submitted."""
-        assert self._open[-1] is opened
-        self._open.pop()
+        """Remove what was opened: its append was never submitted."""
+        self._open.remove(opened)
         self.bytes -= opened.size
 
     def finish(self, opened: Opened[Item]) -> list[Item]:

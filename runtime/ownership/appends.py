@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ..clock import HybridClock
 from ..errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TidewalError, Unavailable
 from ..groups.coordinator_client import GroupAcks
-from ..log.record import CONTROL_TYPES, Record, stamp
+from ..log.record import CONTROL_TYPES, BatchPart, Record, stamp
 from ..log.wal import Append, ControlAppend, Wal
-from .batch import AppendBatch, Appended, AppendPart, number, prepared, sourced
+from .batch import AppendBatch, Appended, AppendPart, number, prepared, recorded_outcome, sourced
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
 from .owned_channel import OwnedChannel, promising_channel
+from .prepared import ATTEMPT, PreparedTransaction, TransactionId, aborted, as_prepared
 from .producers import BatchOutcome
 
 
@@ -91,6 +93,81 @@ class Appends:
         batch = AppendBatch(size, "", 0, BatchOutcome(ts, len(pairs)), source=source, source_offset=records[-1][0])
         return self._submit(batch, owned, pairs, [record for _, record in pairs])
 
+    # ---- transactions over several channels -------------------------------------------------------------------------
+
+    def prepare(
+        self, records: Sequence[tuple[str, Record]], id: TransactionId, rows: int, channels: int, since: float
+    ) -> AppendBatch:
+        """Submit the PREPARE of a transaction in the channels of `records`, which take nothing else until it is
+        committed or aborted there. Raises as `ChannelOwner.prepare` does, having changed nothing."""
+        size = sum(len(record.body) for _, record in records)
+        owned, ts = self._admit(records, size, hold=True)
+        self._check_order(id.producer, id.pseq, owned)
+        by_channel = {own.channel: own for own in owned}
+        self._check_prepared(by_channel.values(), size)
+        whole = prepared(records, ts, id.producer, id.pseq, rows, channels=channels)
+        promised: dict[str, list[Record]] = {channel: [] for channel in by_channel}
+        for (channel, _), record in zip(records, whole, strict=True):
+            promised[channel].append(replace(record, tags={**record.tags, ATTEMPT: id.attempt}))
+        order = {channel: iter(as_prepared(theirs, id, ts)) for channel, theirs in promised.items()}
+        batch = AppendBatch(size, "", 0, BatchOutcome(ts, rows), prepares=id, control=True)
+        for channel, own in by_channel.items():  # before the log may answer
+            own.prepared.add(PreparedTransaction(id, ts, promised[channel], own.acked.id, since=since))
+        try:
+            return self._submit(batch, owned, records, [next(order[channel]) for channel, _ in records])
+        except BaseException:
+            for own in by_channel.values():
+                own.prepared.remove(id)
+            raise
+
+    def _check_prepared(self, owned: Iterable[OwnedChannel], size: int) -> None:
+        for own in owned:
+            if own.prepared.turned_away:
+                raise Unavailable(
+                    f"other writes wait for the transactions that are prepared in {own.channel}; retry",
+                    channel=own.channel,
+                )
+        held = sum(own.prepared.size for own in self._owned.values())
+        if held and held + size > self._limit:
+            raise Overloaded(
+                f"{held} bytes of transactions are prepared and not decided, the limit is {self._limit}; retry",
+                limit=self._limit_name,
+            )
+
+    def commit(self, own: OwnedChannel, transaction: PreparedTransaction, ts: int) -> AppendBatch:
+        """Submit what a prepared transaction writes, at `ts`. Raises `Unavailable` where that may not be stamped now,
+        and what `Wal.submit` raises."""
+        promising_channel(self._owned, own.channel, ts)
+        id, records = transaction.id, [(own.channel, record) for record in transaction.records]
+        parts = [
+            replace(record, part=BatchPart(ts, number, len(records)) if len(records) > 1 else None)
+            for number, (_, record) in enumerate(records)
+        ]
+        outcome = recorded_outcome(replace(parts[0], ts=ts))
+        batch = AppendBatch(transaction.size, id.producer, id.pseq, outcome, commits=id)
+        transaction.committing = True
+        try:
+            return self._submit(batch, [own] * len(parts), records, parts)
+        except BaseException:
+            transaction.committing = False
+            raise
+
+    def abort(self, own: OwnedChannel, id: TransactionId) -> AppendBatch | None:
+        """The transaction writes nothing in the channel, which takes other writes again. That the log has a record of
+        it spares the next owner a question, and no more: None where it does not take it now."""
+        own.prepared.remove(id)
+        own.reach(own.watermark(own.limit))
+        batch = AppendBatch(0, "", 0, BatchOutcome(self._timestamp(), 0), control=True)
+        records = [(own.channel, aborted(id))]
+        try:
+            promising_channel(self._owned, own.channel, batch.outcome.ts)
+            return self._submit(batch, [own], records, [record for _, record in records])
+        except TidewalError as error:
+            self._observer.silent(error)
+            return None
+
+    # ---- how a batch goes to the log --------------------------------------------------------------------------------
+
     def _submit(
         self,
         batch: AppendBatch,
@@ -104,8 +181,10 @@ class Appends:
         self._begin(batch)
         try:
             kind = ControlAppend if all(record.type in CONTROL_TYPES for record in whole) else Append
+            # of an entry, by which it is looked up: what is committed lies behind others, perhaps behind a later fence
+            entry_ts = self._timestamp() if batch.commits else ts
             entries = [
-                kind(own.channel, stamp(record, ts, own.term, cseq), ts)
+                kind(own.channel, stamp(record, ts, own.term, cseq), entry_ts)
                 for own, record, cseq in zip(owned, whole, cseqs, strict=True)
             ]
             done = partial(self._on_appended, batch)
@@ -118,12 +197,17 @@ class Appends:
             raise
         return batch
 
-    def _admit(self, records: Sequence[tuple[str, Record]], size: int) -> tuple[list[OwnedChannel], int]:
-        """The channels of `records`, and a timestamp for them."""
+    def _admit(
+        self, records: Sequence[tuple[str, Record]], size: int, *, hold: bool = False
+    ) -> tuple[list[OwnedChannel], int]:
+        """The channels of `records`, and a timestamp for them. With `hold` they may have prepared transactions."""
         owned: list[OwnedChannel] = []
         ts = self._timestamp()
         for channel, _ in records:
             own = promising_channel(self._owned, channel, ts)
+            if own.prepared and not hold:
+                own.prepared.turned_away = True
+                raise Unavailable(f"a transaction is being decided in {channel}; retry", channel=channel)
             # a channel may take as much as it leaves free: one that the log does not answer for leaves room to others
             if own.acks.bytes and own.acks.bytes + size > self._limit - self.inflight_bytes:
                 raise Overloaded(
@@ -150,7 +234,7 @@ class Appends:
         for part in batch.parts:
             part.opened = part.own.acks.begin(batch.outcome.ts, part, part.size)
         self.inflight_bytes += batch.size
-        if batch.producer:
+        if batch.producer and batch.commits is None:  # of several channels each is committed by itself
             self._pending.setdefault(batch.producer, {})[batch.pseq] = batch
         if batch.source:
             self._sources.update((batch.source, part.own.channel) for part in batch.parts)
@@ -165,7 +249,7 @@ class Appends:
 
     def _end(self, batch: AppendBatch) -> None:
         self.inflight_bytes -= batch.size
-        if batch.producer:
+        if batch.producer and batch.commits is None:
             pending = self._pending[batch.producer]
             del pending[batch.pseq]
             if not pending:
@@ -214,14 +298,15 @@ class Appends:
         assert part.opened is not None
         own = part.own
         for released in own.acks.finish(part.opened):
-            own.reach(released.batch.outcome.ts - 1)
+            own.reach(min(released.batch.outcome.ts, own.prepared.first_ts) - 1)
             self._release(released)
-        own.reach(own.acks.watermark(own.limit))
+        own.reach(own.watermark(own.limit))
         if part.batch.unreleased:  # for `close`, which waits for answers only: what they release may come later
             self._calls.wake()
 
     def _release(self, part: AppendPart) -> None:
         batch = part.batch
+        self._settle_transaction(part)
         if part.durable:
             part.ack()
             part.own.written_bytes += part.size
@@ -235,6 +320,18 @@ class Appends:
             self._end(batch)
             self._observer.decided(batch)
             self._calls.call(partial(_publish, batch))
+
+    def _settle_transaction(self, part: AppendPart) -> None:
+        """What has become of a PREPARE, or of a commit: one that has failed for certain is tried again."""
+        prepared, batch = part.own.prepared, part.batch
+        if batch.prepares is not None and (transaction := prepared.find(batch.prepares)) is not None:
+            transaction.durable = part.durable
+            if not part.durable:
+                prepared.remove(batch.prepares)
+        if batch.commits is not None and (transaction := prepared.find(batch.commits)) is not None:
+            transaction.committing = False
+            if part.durable:
+                prepared.remove(batch.commits)
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ..errors import OutcomeUnknown, TidewalError, Unavailable
 from ..log.record import BatchPart, Record
 from .acks import Opened
 from .owned_channel import OwnedChannel
+from .prepared import ATTEMPT, PREPARED_TYPE, TransactionId
 from .producers import BatchOutcome
 
 BATCH_ROWS = "batch_rows"  # tag: how many rows the whole batch has, for the answer to a retry
@@ -20,7 +21,7 @@ BATCH_CHANNELS = "batch_channels"  # tag: how many channels the batch is for, wh
 BATCH_DIGEST = "batch_digest"  # tag: the producer's digest of the content, for the same
 SOURCE = "tidewal.source"  # tag: the source of a record that has one, see `ProducerTable`
 SOURCE_OFFSET = "tidewal.offset"  # tag: its offset there
-OWNERS_TAGS = frozenset({BATCH_ROWS, BATCH_CHANNELS, BATCH_DIGEST, SOURCE, SOURCE_OFFSET})
+OWNERS_TAGS = frozenset({BATCH_ROWS, BATCH_CHANNELS, BATCH_DIGEST, SOURCE, SOURCE_OFFSET, ATTEMPT, PREPARED_TYPE})
 
 RecordKey = tuple[int, int]  # term, cseq: of a record in its channel
 
@@ -61,7 +62,9 @@ class AppendPart:
 
     def ack(self) -> None:
         """Note in its channel that it is durable. One found below a fence is of an earlier term, and has no ids."""
-        if self.batch.ids:
+        if self.batch.ids and self.batch.control:
+            self.own.ack_control(self.cseqs[-1], self.batch.ids[self.last])
+        elif self.batch.ids:
             self.own.ack(self.cseqs[-1], self.batch.ids[self.last], self.batch.outcome.ts)
 
 
@@ -82,6 +85,9 @@ class AppendBatch:
     lost: TidewalError | None = None
     source: str = ""
     source_offset: bytes = b""  # of its last record
+    prepares: TransactionId | None = None
+    commits: TransactionId | None = None
+    control: bool = False  # it has no time that readers see, and no outcome for its producer
     begun_s: float = field(default_factory=perf_counter)
     waiters: list[asyncio.Future[Appended]] = field(default_factory=list["asyncio.Future[Appended]"])
 

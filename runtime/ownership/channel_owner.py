@@ -26,6 +26,7 @@ from .batch import AppendBatch, Appended, RecordKey, channels_of, recorded_outco
 from .loop_calls import LoopCalls
 from .observer import ChannelOwnerObserver
 from .owned_channel import ChannelGrant, ChannelPoint, OwnedChannel, ReleasedChannel, SyncPoint, promising_channel
+from .prepared import PreparedTransaction, TransactionId
 from .producers import BatchOutcome, ProducerTable, given_up
 from .recovery import records_below
 from .snapshots import Snapshots
@@ -133,8 +134,7 @@ class ChannelOwner:
             found.update(key for record in records if (key := (record.term, record.cseq)) in undecided)
             self._read(own, records)
         with self._lock:
-            own.ack(1, id, ts)
-            own.ticked = ts  # a fence announces its time, as a tick does
+            own.ack(1, id, ts)  # a fence announces no time: a tick does, once the channel is open
             own.fenced = True
             for part in own.acks.items():
                 if part.present is None:
@@ -154,12 +154,18 @@ class ChannelOwner:
         return fences
 
     def _read(self, own: OwnedChannel, records: Iterable[Record]) -> None:
-        """Take over what records below the fence say: the clock passes them, and producers are remembered."""
+        """Take over what records below the fence say: the clock passes them, producers are remembered, and so are
+        transactions that are prepared."""
+        before = own.checkpoint
         for record in records:
             self._clock.observe(record.ts)
             with self._lock:
                 own.unsave(1, len(record.body))
-                if record.type is RecordType.PRODUCERS:
+                of_transaction = own.prepared.recover(record, before)
+                before = record.id
+                if of_transaction:
+                    pass
+                elif record.type is RecordType.PRODUCERS:
                     own.producers.merge(ProducerTable.from_bytes(memoryview(record.body), own.channel))
                 elif record.producer:
                     outcome = recorded_outcome(record)
@@ -427,6 +433,75 @@ class ChannelOwner:
                 self._appends.submit(records, producer, pseq, 0, 0, 1).waiters.append(future)
         return future
 
+    # ---- transactions over several channels -------------------------------------------------------------------------
+
+    @checked
+    def prepare(
+        self,
+        records: Sequence[tuple[str, Record]],
+        *,
+        producer: str,
+        pseq: int,
+        attempt: str,
+        rows: int = 0,
+        channels: int = 0,
+    ) -> asyncio.Future[Appended]:
+        """Prepare an `attempt` to write (channel, record) pairs as a part of a transaction, of which other owners may
+        have the rest: these channels take no other writes until `commit` or `abort`. The future ends once that is
+        durable, with the timestamp of the PREPARE, or as `repeated` with the outcome of an attempt that these channels
+        have. `rows` and `channels` as for `append`. Raises, having changed nothing: `Unavailable`, also where an
+        earlier attempt is not decided, and where other writes wait for transactions that are; `OutcomeUnknown` where it
+        would come behind a later batch of its producer; and what `append` raises. Call it on the loop."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        with self._lock:
+            named = channels_of(records)
+            for channel in named:
+                own = promising_channel(self._owned, channel, 0)
+                if own.prepared.of(producer, pseq) is not None:
+                    raise Unavailable(f"an earlier attempt is not decided in {channel} yet; retry", channel=channel)
+            count = channels or len(named)
+            answer = repeated(self._known(named, producer, pseq), named, 0, count)
+            if answer is not None:
+                future.set_result(_repeated(answer))
+                self._observer.repeated()
+            else:
+                id = TransactionId(producer, pseq, attempt)
+                batch = self._appends.prepare(records, id, rows, count, self._loop.time())
+                batch.waiters.append(future)
+        return future
+
+    def prepared(self) -> dict[str, list[PreparedTransaction]]:
+        """Per channel that takes appends, the transactions that are prepared and not decided there, in their order."""
+        with self._lock:
+            return {own.channel: own.prepared.all for own in self._owned.values() if self.is_open(own.channel)}
+
+    @checked
+    def commit_next(self, channel: str, decided: Mapping[TransactionId, int]) -> asyncio.Future[Appended] | None:
+        """Write what the next transaction is to write to `channel`, of those that are `decided`, with their timestamps:
+        they are written in the order of these. Returns its outcome to come; None where none can be written now, as
+        while another one is, or while the timestamp lies above the owner's limit. One that the log has refused is
+        prepared as before. Raises what `Wal.submit` raises. Call it on the loop."""
+        future: asyncio.Future[Appended] = self._loop.create_future()
+        with self._lock:
+            own = self._owned.get(channel)
+            transaction = None if own is None else own.prepared.next_commit(decided)
+            if own is None or transaction is None:
+                return None
+            ts = decided[transaction.id]
+            self._clock.observe(ts)  # what is written behind it is later
+            if not own.promises(ts):
+                return None
+            self._appends.commit(own, transaction, ts).waiters.append(future)
+        return future
+
+    @checked
+    def abort(self, channel: str, transaction: TransactionId) -> None:
+        """The transaction, which may be prepared in `channel`, writes nothing there. Call it on the loop."""
+        with self._lock:
+            own = self._owned.get(channel)
+            if own is not None and own.prepared.find(transaction) is not None:
+                self._appends.abort(own, transaction)
+
     # ---- time -------------------------------------------------------------------------------------------------------
 
     @checked
@@ -446,9 +521,9 @@ class ChannelOwner:
             owned = [promising_channel(self._owned, channel, now) for channel in channels]
             passed = [own.acked_ts for own in owned if not (exact and own.point_at(at))]
             reached = max([at, *passed])
-            time = max(min((own.acks.watermark(now) for own in owned), default=now), reached)
+            time = max(min((own.watermark(now) for own in owned), default=now), reached)
             time = reached if at else time
-            late = {own.channel: self._reached(own, time) for own in owned if own.acks.watermark(time) < time}
+            late = {own.channel: self._reached(own, time) for own in owned if own.watermark(time) < time}
             points = {own.channel: own.point_at(time) or own.acked for own in owned}
         if late:
             points.update(zip(late, await asyncio.gather(*late.values()), strict=True))
@@ -477,7 +552,7 @@ class ChannelOwner:
     def _promising(self) -> list[tuple[OwnedChannel, int]]:
         """The channels for which a time may be promised, and these times. Raises `Unavailable` past the lease."""
         now = self._promised()
-        return [(own, own.acks.watermark(now)) for own in self._owned.values() if own.promises(now)]
+        return [(own, own.watermark(now)) for own in self._owned.values() if own.promises(now)]
 
     def tick_all(self) -> None:
         """Store ticks for channels that had records since their last tick, and announce all. Called periodically, on

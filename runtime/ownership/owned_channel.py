@@ -11,6 +11,7 @@ from ..arguments import checked_fields
 from ..clock import add_ms
 from ..errors import Unavailable
 from .acks import AckManager
+from .prepared import PreparedTransactions
 from .producers import ProducerTable
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class OwnedChannel:
     checkpoint: bytes = b""
     acks: AckManager[AppendPart] = field(default_factory=AckManager["AppendPart"])
     producers: ProducerTable = field(default_factory=ProducerTable)
+    prepared: PreparedTransactions = field(default_factory=PreparedTransactions)
     fenced: bool = False  # the fence is in the log, and what stands below it is known
     open: bool = False
     stalled: bool = False  # an append's outcome is unknown: nothing follows under this term
@@ -123,13 +125,19 @@ class OwnedChannel:
         """Whether `ts` may be stamped or promised."""
         return self.open and not self.stalled and ts <= self.limit
 
+    def watermark(self, now: int) -> int:
+        """The highest time at or below which nothing is open, nor will be: `now` where there is nothing. Transactions
+        that are prepared get a timestamp at or above that of their PREPARE."""
+        return min(self.acks.watermark(now), self.prepared.first_ts - 1)
+
     # ---- what is durable --------------------------------------------------------------------------------------------
 
     def ack(self, cseq: int, id: bytes, ts: int) -> None:
-        """Note that a batch's record is durable, and so is all before it."""
+        """Note that a batch's record is durable, and so is all before it. Its `ts` is above those before it, but for
+        that of the fence: a transaction that was prepared before that may be committed behind it."""
         if cseq > self.acked.cseq:
             self.acked = ChannelPoint(self.term, cseq, id)
-            self.acked_ts = ts
+            self.acked_ts = ts = max(ts, self.acked_ts)
             self._points.append((ts, self.acked))
             while len(self._points) > 1 and self._points[1][0] <= add_ms(ts, -REMEMBERED_MS):
                 self._points.popleft()

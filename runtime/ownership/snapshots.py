@@ -44,6 +44,8 @@ class Snapshots:
             except TidewalError:  # past the lease
                 return
             for own, ts in promising:
+                if own.prepared:
+                    continue  # it is due in a moment, when these are decided
                 if own.unsaved >= self._every_records or own.unsaved_bytes >= self._every_bytes:
                     try:
                         self._store(own, ts)
@@ -57,13 +59,15 @@ class Snapshots:
             raise Unavailable(f"the limit of {own.channel} is reached")
         stored, done = promise()
         with self._lock:
-            self._store(own, ts, done)
+            self._store(own, own.watermark(ts), done)
         await stored
 
     def _store(self, own: OwnedChannel, ts: int, then: OnAppended | None = None) -> None:
         """Appends in flight are not in the table yet, so the checkpoint is not the snapshot itself but the last
         record that was acknowledged before it."""
         checkpoint, covered = own.acked.id, (own.unsaved, own.unsaved_bytes)
+        if prepared := own.prepared.all:  # the next owner is to find these, and what has become of them
+            checkpoint, covered = prepared[0].before or own.checkpoint, (0, 0)
         *before, last = own.producers.pages()
         pages = [Record(RecordType.PRODUCERS, body=page) for page in before]
         pages.append(Record(RecordType.PRODUCERS, tags=self._tags(own.channel), body=last))

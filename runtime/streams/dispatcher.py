@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from ..clock import physical_ms
 from ..errors import BadRecord, Closed
-from ..log.record import Record, RecordType
+from ..log.record import TIMELESS_TYPES, Record, RecordType
 from ..log.wal import Entry, From, FromId, Start, Wal
 from ..metrics.metrics import Metrics
 from .channel_reader import ChannelReader, Granted
@@ -293,7 +293,9 @@ class Scan(ChannelTime):
             if full and record.ts > self.time:
                 await self._wait_for_room(full)
                 full.clear()
-            known_time, self.time = self.time, max(self.time, record.ts)
+            known_time = self.time
+            if record.type not in TIMELESS_TYPES:
+                self.time = max(known_time, record.ts)
             self.place = Place(record.id, True, record.term, record.cseq)
             self._remember(record, known_time)
             for target in self._by_vchannel.get(record.vchannel, ()):

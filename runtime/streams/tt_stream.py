@@ -17,7 +17,7 @@ from prometheus_client import Counter
 from ..arguments import checked
 from ..errors import MemoryLimitExceeded, OrderViolated, WatermarkStalled
 from ..log.checks import check_framed
-from ..log.record import TIME_TYPES, Record, RecordType
+from ..log.record import TIME_TYPES, TIMELESS_TYPES, Record, RecordType
 from ..log.wal import From, FromTime, Start, Wal
 from .channel_reader import ChannelReader, Grants, LeftOutRecord, OnBadRecord
 from .channel_time import ChannelTime
@@ -249,7 +249,7 @@ class TtMsgStream(StreamBase[TtChannel]):
 
     def _keep(self, channel: TtChannel, record: Record) -> None:
         known_time = channel.time
-        if self._ordered or record.type in TIME_TYPES:
+        if (self._ordered or record.type in TIME_TYPES) and record.type not in TIMELESS_TYPES:
             channel.time = max(known_time, record.ts)
         if record.id <= channel.skipped or (record.ts <= self._begin and self._is_history(channel, record, known_time)):
             channel.skip(record)

@@ -19,7 +19,7 @@ from ...runtime.errors import InvalidRequest, PositionLost
 from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.heartbeats import Announcement
 from ...runtime.log.names import Names
-from ...runtime.log.record import Record
+from ...runtime.log.record import TIMELESS_TYPES, Record
 from ...runtime.streams.channel_reader import ChannelReader
 from ..options import ReadOptions
 from ..scan.channel_range import BEGINNING, ChannelPlace, ChannelRange
@@ -139,7 +139,7 @@ class ByTick(TopicPlan):
         size = Size()
         for entry in counted_entries(self._log, wanted):
             size = size.plus(entry.size)
-            if entry.record is not None:
+            if entry.record is not None and entry.record.type not in TIMELESS_TYPES:
                 yield _Step(max(entry.record.ts, least), wanted.channel, _place_behind(entry.record), size)
                 size = Size()
 
@@ -212,6 +212,8 @@ class ByTick(TopicPlan):
             for entry in entries:
                 for record in reader.accept([entry]):
                     _check_owned(channel, record)
+                    if record.type in TIMELESS_TYPES:
+                        continue
                     if record.ts > time:
                         return found
                     found = _ChannelTime(record.ts, _place_behind(record))

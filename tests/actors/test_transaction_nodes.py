@@ -17,7 +17,7 @@ from tidewal.actors.client import Client
 from tidewal.actors.transactions.transaction import Transaction
 from tidewal.runtime.cluster.version import THIS_VERSION
 from tidewal.runtime.config.settings import Settings
-from tidewal.runtime.errors import InvalidRequest, TidewalError, Unsupported
+from tidewal.runtime.errors import InvalidRequest, TidewalError
 from tidewal.runtime.replicated.records import FeatureLevels
 from tidewal.runtime.testing.faults import FaultPlan, Rates
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
@@ -168,11 +168,6 @@ async def test_several_nodes_take_what_is_for_one_channel(shared: Nodes) -> None
             assert await client.count("people", at=t.result.ts) == number + 1
             assert await client.count("numbers", at=t.result.ts) == 2 * number + 2
             assert await client.count("numbers", at=t.result.ts - 1) == 2 * number
-        t = client.transaction()
-        await t.insert("people", people(99))
-        await t.send("events", "x")
-        assert isinstance(await error_of(t.commit()), Unsupported)
-        assert await client.count("people", consistency="strong") == 12
 
 
 async def test_while_a_node_does_not_know_transactions_they_are_refused(shared: Nodes) -> None:

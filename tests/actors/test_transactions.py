@@ -23,7 +23,6 @@ from tidewal.runtime.errors import (
     MessageTooLarge,
     Overloaded,
     TopicNotFound,
-    Unsupported,
 )
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
@@ -376,19 +375,20 @@ async def test_no_read_sees_half_of_a_transaction(home) -> None:
         assert asked > 3
 
 
-async def test_a_log_that_takes_no_channels_at_once_refuses_several_and_takes_one(home, monkeypatch) -> None:
-    async with home.node(settings={"root_coord": {"dml_channel_num": 1}}) as node, node.client() as client:
-        await prepared(client, home.PEOPLE)  # all shards share the one channel
-        for lacks in ({"atomic_batches": False}, {"one_node": False}):
+async def test_a_log_that_takes_no_channels_at_once_has_a_transaction_prepared_in_each(home, monkeypatch) -> None:
+    async with home.node() as node, node.client() as client:
+        await prepared(client, home.PEOPLE)
+        before = node.node.cluster.state.transactions.count
+        for number, lacks in enumerate(({"atomic_batches": False}, {"one_node": False}), 1):
             monkeypatch.setattr(node.wal, "capabilities", replace(node.wal.capabilities, **lacks))
             async with client.transaction() as t:
-                await t.insert("people", home.people(1, 2))
-                await t.insert("numbers", [{"id": n, "value": n} for n in KEYS])
-            t = client.transaction()
-            await t.insert("people", home.people(3))
-            await t.send("events", "x")
-            error = await home.error_of(t.commit())
-            assert isinstance(error, Unsupported)
-            assert error.capability == "atomic_batches"
-            assert await counts(client) == (2, len(KEYS))
+                await t.insert("people", home.people(number))
+                await t.upsert("numbers", [{"id": n, "value": number} for n in KEYS])
+                await t.send("events", "x")
+            for at, people in ((t.result.ts - 1, number - 1), (t.result.ts, number)):
+                assert await client.count("people", at=at) == people
+            numbers = await client.query("numbers", consistency="strong")
+            assert set(numbers.table["value"].to_pylist()) == {number}
+            assert node.node.cluster.state.transactions.count == before + number
+            assert (await t.commit()).ts == t.result.ts
             monkeypatch.undo()

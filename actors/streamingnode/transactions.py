@@ -1,0 +1,164 @@
+"""Transactions over several pchannels, at an owner of some of these: it writes what is decided, has those decided that
+wait for too long, and says what is written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from ...runtime.cluster.transaction_decisions import WRITTEN, TransactionDecisions, decided
+from ...runtime.errors import PreconditionFailed, TidewalError, Unavailable
+from ...runtime.log.record import Record
+from ...runtime.ownership import Appended, ChannelOwner
+from ...runtime.ownership.prepared import PreparedTransaction, TransactionId
+from ...runtime.waiting import ended, first_of
+from ..node import Node
+
+UNDECIDED_S: Final = 0.5  # after which a participant has a transaction aborted
+LOOK_S: Final = 0.1  # between two looks at what is prepared
+REPORT_S: Final = 1.0  # between two reports of what is written
+PREPARED, DECIDED = "streamingnode_prepared_transaction_num", "streamingnode_decided_transaction_total"
+
+_log = logging.getLogger("tidewal.streamingnode")
+
+OnWritten = Callable[[Sequence[Record], int], None]
+
+
+class TransactionParticipant:
+    """What an owner does with the transactions that are prepared in its channels. `written` is called with the records
+    of each that is committed, and their timestamp."""
+
+    def __init__(self, node: Node, owner: ChannelOwner, written: OnWritten) -> None:
+        self._node, self._owner, self._written = node, owner, written
+        self._changed = asyncio.Event()
+        self._proposing: dict[TransactionId, asyncio.Task[None]] = {}
+        self._reported_s = 0.0
+        node.metrics.gauge(PREPARED).set_function(lambda: sum(map(len, owner.prepared().values())))
+
+    @property
+    def _decisions(self) -> TransactionDecisions:
+        return self._node.cluster.state.transactions
+
+    async def run(self) -> None:
+        """Do what is decided, until cancelled."""
+        try:
+            while True:
+                waits = self._node.cluster.changed(), self._changed.wait(), self._node.local_owner.changed()
+                changed = asyncio.create_task(first_of(*waits))
+                try:
+                    busy = self._look()
+                    await self._report()
+                    await asyncio.wait([changed], timeout=LOOK_S if busy else None)
+                finally:
+                    await ended(changed)
+        finally:
+            await ended(*self._proposing.values())
+
+    def wake(self) -> None:
+        """Something was prepared, or is written."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def settled(self, channels: Sequence[str], transaction: TransactionId) -> Appended:
+        """The outcome of a transaction that is to be committed, once it is written to all these `channels`. Raises
+        `Unavailable` where one is not owned here."""
+        while True:
+            changed = self._changed
+            known = await self._owner.settled(channels, transaction.producer, transaction.pseq)
+            if len(known) == len(channels):
+                outcome = next(iter(known.values()))
+                return Appended(outcome.ts, outcome.rows, repeated=False)
+            if not self._decisions.find(transaction):
+                raise Unavailable(f"this node has not read yet how {transaction} was decided; retry")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await changed.wait()
+
+    # ---- what is decided --------------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Do what is decided; returns whether there is more to come."""
+        prepared = self._owner.prepared()
+        for channel, transactions in prepared.items():
+            self._look_at(channel, transactions)
+        return any(self._owner.prepared().values()) or self._is_unreported()
+
+    def _look_at(self, channel: str, transactions: Sequence[PreparedTransaction]) -> None:
+        commits: dict[TransactionId, int] = {}
+        for each in transactions:
+            ts = self._decisions.outcome_of(each.id)
+            if ts:
+                commits[each.id] = ts
+            elif ts == 0:
+                self._owner.abort(channel, each.id)
+                self._node.metrics.counter(DECIDED, outcome="aborted").inc()
+                self._node.local_owner.wake()  # doors have held other writes meanwhile
+            elif asyncio.get_running_loop().time() - each.since >= UNDECIDED_S and each.id not in self._proposing:
+                self._proposing[each.id] = asyncio.create_task(self._propose_abort(each.id), name=f"abort {each.id}")
+        if commits:
+            self._commit_next(channel, commits, transactions)
+
+    def _commit_next(
+        self, channel: str, commits: dict[TransactionId, int], transactions: Sequence[PreparedTransaction]
+    ) -> None:
+        try:
+            committing = self._owner.commit_next(channel, commits)
+        except TidewalError as error:  # the log does not take it now
+            _log.info("what a transaction writes to %s waits: %s", channel, error)
+            return
+        if committing is not None:
+            records = {commits[each.id]: each.records for each in transactions if each.id in commits}
+            committing.add_done_callback(partial(self._committed, records))
+
+    def _committed(self, records: dict[int, list[Record]], committing: asyncio.Future[Appended]) -> None:
+        if not committing.cancelled() and committing.exception() is None:
+            ts = committing.result().ts
+            self._written(records.get(ts, ()), ts)
+            self._node.metrics.counter(DECIDED, outcome="committed").inc()
+        self.wake()
+        self._node.local_owner.wake()
+
+    async def _propose_abort(self, id: TransactionId) -> None:
+        try:
+            await self._node.cluster.log.propose(decided(id, 0, [], self._decisions.count))
+            _log.info("%s was not decided within %g s, and is aborted", id, UNDECIDED_S)
+        except PreconditionFailed:  # it is decided by now
+            pass
+        except TidewalError as error:
+            _log.warning("whether %s is committed is not decided yet: %s", id, error)
+            await asyncio.sleep(LOOK_S)
+        finally:
+            del self._proposing[id]
+            self.wake()
+
+    # ---- what is written --------------------------------------------------------------------------------------------
+
+    def _unreported(self) -> dict[str, list[TransactionId]]:
+        """By channel the transactions that are written there, and not known to be."""
+        found: dict[str, list[TransactionId]] = {}
+        for channel, transactions in self._owner.prepared().items():
+            there = {each.id for each in transactions}
+            if missing := [id for id in self._decisions.unwritten(channel) if id not in there]:
+                found[channel] = missing
+        return found
+
+    def _is_unreported(self) -> bool:
+        return bool(self._decisions.open) and bool(self._unreported())
+
+    async def _report(self) -> None:
+        """Say what is written, now and then: the decisions are kept until all is."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._decisions.open or now_s - self._reported_s < REPORT_S or not (found := self._unreported()):
+            return
+        self._reported_s = now_s
+        channels = {channel: [list(id) for id in ids] for channel, ids in found.items()}
+        try:
+            await self._node.cluster.log.propose(
+                {"kind": WRITTEN, "incarnation": self._node.incarnation, "channels": channels}
+            )
+        except TidewalError as error:  # it is said again
+            _log.info("what transactions have written is said later: %s", error)

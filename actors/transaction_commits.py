@@ -1,0 +1,142 @@
+"""Commit a transaction over several pchannels, as a door does: each owner prepares its part, what all have prepared is
+decided in the state of the cluster's members, and each owner writes it.
+
+A door that dies leaves nothing behind: what is prepared and not decided its owners have aborted, and what is decided
+they write. A client that asks again does so under the same number, at any door: that begins another attempt, of which
+each owner that has the transaction says so. Of all attempts of one write only one can be decided to be committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from ..runtime.cluster.transaction_decisions import TransactionDecisions, decided
+from ..runtime.errors import DeadlineExceeded, Overloaded, PreconditionFailed, TidewalError, TopicEpochEnded
+from ..runtime.log.wal import Capabilities
+from ..runtime.ownership import Appended
+from ..runtime.ownership.prepared import TransactionId
+from .cluster_member import ClusterMember
+from .local_owner import WritePart
+from .write_requests import SendAgain
+
+AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again
+
+
+class PrepareAt(Protocol):
+    """Has one owner prepare what of a write is for its channels."""
+
+    def __call__(
+        self, owner: str, part: WritePart, channels: set[str], deadline_s: float, attempt: str
+    ) -> asyncio.Future[Appended]: ...
+
+
+class Settle(Protocol):
+    """Waits until all of these channels have a transaction that is decided to be committed; returns its timestamp."""
+
+    def __call__(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> Awaitable[int]: ...
+
+
+def is_over_several(channels: Collection[str], log: Capabilities) -> bool:
+    """Whether a transaction for these pchannels is to be prepared: the log does not take it as one commit of one
+    owner."""
+    return len(channels) > 1 and not (log.atomic_batches and log.one_node)
+
+
+class TransactionCommits:
+    """The transactions that a door commits. `name` is its own, never used before."""
+
+    def __init__(self, cluster: ClusterMember, name: str, prepare_at: PrepareAt, settle: Settle) -> None:
+        self._cluster, self._name, self._prepare_at, self._settle = cluster, name, prepare_at, settle
+        self._attempts = itertools.count(1)
+        self._aborting: set[asyncio.Task[None]] = set()
+
+    @property
+    def _decisions(self) -> TransactionDecisions:
+        return self._cluster.state.transactions
+
+    def commit(
+        self, part: WritePart, owners: Mapping[str, Sequence[str]], deadline_s: float
+    ) -> asyncio.Future[Appended]:
+        """Commit `part` at its `owners`, by their channels. The future ends once all channels have it, with its
+        timestamp. It raises `SendAgain` where this attempt is not committed, and another one may be; what an owner says
+        where nothing is written; and `DeadlineExceeded` where it is not known in time (`outcome_unknown`). Raises,
+        having changed nothing, what an owner in this process raises."""
+        id = TransactionId(part.producer, part.pseq, f"{self._name}-{next(self._attempts)}")
+        began, until = self._decisions.count, asyncio.get_running_loop().time() + deadline_s
+        here = self._cluster.incarnation
+        # first the owner in this process: where it refuses, nothing is sent to others
+        ordered = sorted(owners.items(), key=lambda each: each[0] != here)
+        prepares = [
+            self._prepare_at(owner, part, set(channels), deadline_s, attempt=id.attempt) for owner, channels in ordered
+        ]
+        channels = sorted(channel for _, theirs in ordered for channel in theirs)
+        return asyncio.ensure_future(self._commit(id, part, channels, prepares, began, until))
+
+    async def _commit(
+        self,
+        id: TransactionId,
+        part: WritePart,
+        channels: Sequence[str],
+        prepares: Sequence[asyncio.Future[Appended]],
+        began: int,
+        until: float,
+    ) -> Appended:
+        results = await asyncio.gather(*prepares, return_exceptions=True)
+        prepared = [each for each in results if isinstance(each, Appended)]
+        if len(prepared) == len(results) and all(each.repeated for each in prepared):
+            return prepared[0]  # an earlier attempt was committed
+        if len(prepared) < len(results) or any(each.repeated for each in prepared):
+            self._abort_aside(id)
+            raise _why([each for each in results if isinstance(each, BaseException)])
+        ts = max(each.ts for each in prepared)
+        if not await self._decide(id, ts, channels, began, until):
+            raise SendAgain(f"{id} was aborted; it is tried again", outcome_unknown=False)
+        left_s = max(0.0, until - asyncio.get_running_loop().time())
+        return Appended(await self._settle(id, channels, deadline_s=left_s), part.rows, repeated=False)
+
+    async def _decide(self, id: TransactionId, ts: int, channels: Sequence[str], began: int, until: float) -> bool:
+        """Have it decided; returns whether it is committed. While the log says no more than that it does not know, an
+        abort is proposed: the first decision counts. Raises `DeadlineExceeded`."""
+        event = decided(id, ts, list(channels), began)
+        while True:
+            try:
+                await self._cluster.log.propose(event)
+            except PreconditionFailed:
+                pass
+            except TidewalError as error:
+                if not error.retryable:
+                    raise
+                if asyncio.get_running_loop().time() >= until:
+                    raise DeadlineExceeded(
+                        f"whether {id} is committed was not decided in time: {error}", outcome_unknown=True
+                    ) from None
+                await asyncio.sleep(AGAIN_S)
+            if (found := self._decisions.outcome_of(id)) is not None:
+                return bool(found)
+            event = decided(id, 0, [], began)
+
+    def _abort_aside(self, id: TransactionId) -> None:
+        """Let what is prepared go as soon as possible: its owners would abort it by themselves, later."""
+        task = asyncio.create_task(self._abort(id), name=f"abort {id}")
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    async def _abort(self, id: TransactionId) -> None:
+        with suppress(TidewalError):  # it is decided by now, or its owners do it
+            await self._cluster.log.propose(decided(id, 0, [], self._decisions.count))
+
+
+def _why(errors: Sequence[BaseException]) -> BaseException:
+    """Why a transaction was not prepared. This attempt is certainly not committed: its door alone has that decided."""
+    for kind in (TopicEpochEnded, Overloaded):
+        if found := next((each for each in errors if isinstance(each, kind)), None):
+            return found
+    for error in errors:
+        if not isinstance(error, TidewalError) or not error.retryable:
+            return error
+    message = str(errors[0]) if errors else "an earlier attempt is written in some channels"
+    return SendAgain(f"the transaction is tried again: {message}", outcome_unknown=not errors)

@@ -1,0 +1,137 @@
+"""How transactions over several pchannels were decided: a part of the state of the cluster's members, so all nodes read
+the same, and the first decision of an attempt counts.
+
+    decide    transaction, ts,          the attempt [producer, pseq, attempt] is committed at `ts`, in these pchannels,
+              channels, began           or with `ts` 0 aborted. A commit counts unless the attempt is decided, another
+                                        one of the same write is committed, or more than `KEPT` decisions were made
+                                        since its author, which counted `began` of them then, has begun it
+    written   incarnation, channels     by pchannel the transactions that a member, their owner, has written there
+
+A commit is open until all its channels have it, whoever owns them then. What is closed is kept for a while, so that a
+late commit of an attempt that was aborted does not count. Who asks later asks the owners, which know what is written.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PreconditionFailed
+from ..ownership.prepared import TransactionId
+from ..replicated.records import Event, typed
+
+TRANSACTIONS_LEVEL = 2  # the feature level from which members know these records
+DECIDE, WRITTEN = "decide", "written"
+KEPT = 4_096  # decisions that are closed
+
+
+@dataclass(slots=True)
+class Decision:
+    """A decision: the timestamp of a commit, 0 for an abort; and the pchannels that do not have it yet."""
+
+    ts: int
+    channels: set[str]
+
+
+class TransactionDecisions:
+    """The decisions, as all that have read the same records know them. `count` is how many were made."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self._open: dict[TransactionId, Decision] = {}
+        self._closed: OrderedDict[TransactionId, int] = OrderedDict()
+        self._committed: dict[tuple[str, int], int] = {}  # by write: at which timestamp an attempt is
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._closed)
+
+    def find(self, transaction: TransactionId) -> int | None:
+        """The timestamp at which the attempt is committed, 0 where it is aborted; None where that is not decided."""
+        found = self._open.get(transaction)
+        return found.ts if found is not None else self._closed.get(transaction)
+
+    def outcome_of(self, transaction: TransactionId) -> int | None:
+        """The same, where it may be decided by another attempt of the same write: then this one is aborted."""
+        found = self.find(transaction)
+        return 0 if found is None and transaction[:2] in self._committed else found
+
+    def unwritten(self, channel: str) -> list[TransactionId]:
+        """The transactions of which it is not known here that `channel` has what they write."""
+        return [id for id, decision in self._open.items() if channel in decision.channels]
+
+    @property
+    def open(self) -> int:
+        """How many commits are not known to be in all their channels."""
+        return len(self._open)
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def decide(self, event: Event) -> None:
+        """Apply a decision. Raises `PreconditionFailed` where it does not count."""
+        id, ts, began = _id(event["transaction"]), typed(event["ts"], int), typed(event["began"], int)
+        channels = {typed(channel, str) for channel in event["channels"]}
+        if self.find(id) is not None:
+            raise PreconditionFailed(f"{id} is decided already")
+        if ts and id[:2] in self._committed:
+            raise PreconditionFailed(f"another attempt of {id} is committed")
+        if ts and (self.count - began >= KEPT or not channels):
+            raise PreconditionFailed(f"{id} was begun too long ago: it may have been aborted")
+        self.count += 1
+        if ts:
+            self._committed[id[:2]] = ts
+            self._open[id] = Decision(ts, channels)
+        else:
+            self._close(id, 0)
+
+    def written(self, event: Event) -> None:
+        """Apply what owners say is written."""
+        for channel, wire in event["channels"].items():
+            for id in map(_id, wire):
+                decision = self._open.get(id)
+                if decision is not None:
+                    decision.channels.discard(channel)
+                    if not decision.channels:
+                        del self._open[id]
+                        self._close(id, decision.ts)
+
+    def _close(self, id: TransactionId, ts: int) -> None:
+        self._closed[id] = ts
+        while len(self._closed) > KEPT:
+            gone, committed = self._closed.popitem(last=False)
+            if committed:
+                self._committed.pop(gone[:2], None)
+
+    # ---- snapshots --------------------------------------------------------------------------------------------------
+
+    def to_wire(self) -> dict[str, Any]:
+        """The form that msgpack can pack."""
+        return {
+            "count": self.count,
+            "open": [(list(id), each.ts, sorted(each.channels)) for id, each in self._open.items()],
+            "closed": [(list(id), ts) for id, ts in self._closed.items()],
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Any) -> TransactionDecisions:
+        """The decisions of a wire form. Raises `ValueError`, `TypeError` or `LookupError` for a malformed one."""
+        found = cls()
+        found.count = typed(wire["count"], int)
+        for id, ts, channels in wire["open"]:
+            found._open[_id(id)] = Decision(typed(ts, int), {typed(channel, str) for channel in channels})
+        for id, ts in wire["closed"]:
+            found._closed[_id(id)] = typed(ts, int)
+        for id, ts in (*((id, each.ts) for id, each in found._open.items()), *found._closed.items()):
+            if ts:
+                found._committed[id[:2]] = ts
+        return found
+
+
+def _id(wire: Any) -> TransactionId:
+    producer, pseq, attempt = wire
+    return TransactionId(typed(producer, str), typed(pseq, int), typed(attempt, str))
+
+
+def decided(transaction: TransactionId, ts: int, channels: list[str], began: int) -> Event:
+    """The event of a decision."""
+    return {"kind": DECIDE, "transaction": list(transaction), "ts": ts, "channels": channels, "began": began}
