@@ -297,9 +297,9 @@ class Owners:
 
     def append(self, part: WritePart, channels: Set[str], *, deadline_s: float) -> asyncio.Future[Appended]:
         """Have a write appended: in this process by a call, elsewhere by a request to each owner; a transaction that
-        the log does not take at once is prepared at its owners, and committed (`transaction_commits`). Its `channels` are
-        open, and what is appended for one producer comes in order. The result may be `SendAgain`. Raises, having
-        changed nothing, what an owner in this process raises."""
+        the log does not take at once is prepared at its owners, and committed. Its `channels` are open, and what is
+        appended for one producer comes in order. The result may be `SendAgain`. Raises, having changed nothing, what an
+        owner in this process raises."""
         if part.participants and is_over_several(channels, self._node.wal.capabilities):
             return self._transactions.commit(part, self._by_owner(channels), deadline_s)
         if self._local.is_open(channels):

@@ -122,7 +122,7 @@ class Appends:
 
     def _check_prepared(self, owned: Iterable[OwnedChannel], size: int) -> None:
         for own in owned:
-            if own.prepared.turned_away:
+            if own.prepared.is_awaited(self._clock.clock.monotonic()):
                 raise Unavailable(
                     f"other writes wait for the transactions that are prepared in {own.channel}; retry",
                     channel=own.channel,
@@ -206,7 +206,7 @@ class Appends:
         for channel, _ in records:
             own = promising_channel(self._owned, channel, ts)
             if own.prepared and not hold:
-                own.prepared.turned_away = True
+                own.prepared.turned_away_s = self._clock.clock.monotonic()
                 raise Unavailable(f"a transaction is being decided in {channel}; retry", channel=channel)
             # a channel may take as much as it leaves free: one that the log does not answer for leaves room to others
             if own.acks.bytes and own.acks.bytes + size > self._limit - self.inflight_bytes:
@@ -217,6 +217,9 @@ class Appends:
                     channel=channel,
                 )
             owned.append(own)
+        if not hold:
+            for own in owned:
+                own.prepared.turned_away_s = None
         return owned, ts
 
     def _check_order(self, producer: str, pseq: int, owned: Iterable[OwnedChannel]) -> None:

@@ -460,10 +460,13 @@ class ChannelOwner:
                 if own.prepared.of(producer, pseq) is not None:
                     raise Unavailable(f"an earlier attempt is not decided in {channel} yet; retry", channel=channel)
             count = channels or len(named)
-            answer = repeated(self._known(named, producer, pseq), named, 0, count)
+            known = self._known(named, producer, pseq)
+            answer = repeated(known, named, 0, count)
             if answer is not None:
                 future.set_result(_repeated(answer))
                 self._observer.repeated()
+            elif known:
+                raise Unavailable(f"an earlier attempt is written to {', '.join(sorted(known))} and is to go on; retry")
             else:
                 id = TransactionId(producer, pseq, attempt)
                 batch = self._appends.prepare(records, id, rows, count, self._loop.time())

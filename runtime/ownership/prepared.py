@@ -20,6 +20,7 @@ from ..clock import MAX_TIMESTAMP
 from ..log.record import BatchPart, Record, RecordType
 
 ATTEMPT = "tidewal.attempt"  # tag: of a transaction, of which one may be committed
+TURN_S = 0.2  # for which a write that was refused has its turn before the next transactions: it comes again in between
 PREPARED_TYPE = "tidewal.type"  # tag of PREPARE: the type of the record that the commit will write
 
 _STAMPED = {"ts": 0, "term": 0, "cseq": 0, "part": None, "id": b""}
@@ -55,10 +56,11 @@ class PreparedTransaction:
 
 class PreparedTransactions:
     """Those of one channel that are not decided, or whose decision the channel does not have yet. Guarded by the
-    channel owner's lock. `turned_away`: other writes wait for them to end, so no further one joins them."""
+    channel owner's lock. `turned_away_s` is when another write was refused for them, which has not come since, in
+    seconds of the caller's clock; None for none."""
 
     def __init__(self) -> None:
-        self.turned_away: bool = False
+        self.turned_away_s: float | None = None
         self._by_id: dict[TransactionId, PreparedTransaction] = {}
 
     def __len__(self) -> int:
@@ -94,7 +96,12 @@ class PreparedTransactions:
     def remove(self, id: TransactionId) -> None:
         """It is committed or aborted here, or was not prepared after all."""
         self._by_id.pop(id, None)
-        self.turned_away = self.turned_away and bool(self._by_id)
+
+    def is_awaited(self, now_s: float) -> bool:
+        """Whether other writes wait for them to end, or come in a moment since they have: no further one joins."""
+        if self.turned_away_s is None:
+            return False
+        return bool(self._by_id) or now_s - self.turned_away_s < TURN_S
 
     def next_commit(self, decided: Mapping[TransactionId, int]) -> PreparedTransaction | None:
         """Which transaction is to be committed next, of those with a timestamp in `decided`: the one with the lowest,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.actors.conftest import PEOPLE, people
+from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import NUMBERS, TAKEN_OVER_S, Nodes
 from tests.actors.test_transaction_nodes import Model
+from tidewal.actors.client import Client
+from tidewal.actors.streamingnode.transactions import TransactionParticipant
+from tidewal.runtime.cluster import transaction_decisions
+from tidewal.runtime.errors import CollectionNotFound, DeadlineExceeded, InvalidRows, TopicNotFound
+from tidewal.runtime.log.names import pchannel_of
+from tidewal.runtime.log.record import RecordType, decode
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
@@ -85,3 +92,125 @@ async def test_over_kills_of_owners_and_doors_no_read_sees_a_half_and_nothing_is
         assert messages == Counter(rows), "each once, and none of what is not there"
         assert len(committed) > 10
         assert model.asked > 5
+
+
+async def test_a_plain_write_behind_a_commit_wins_though_its_owner_has_a_slow_clock(nodes: Nodes) -> None:
+    """Schedule 2: clocks 3 s apart in both directions; a key is written by a transaction, and then by itself."""
+    for name, ahead_ms in (("a", 3000), ("b", -3000), ("c", 0)):
+        await nodes.start(name, ahead_ms=ahead_ms)
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=8)
+        await client.create_collection(PEOPLE, shards=2)
+        keys = list(range(32))
+        for round in range(4):
+            async with client.transaction() as t:
+                await t.upsert("numbers", [{"id": key, "value": -round} for key in keys])
+                await t.upsert("people", people(round))
+            for key in keys:
+                await client.upsert("numbers", [{"id": key, "value": 100 * round + key}])
+            found = await client.query("numbers", consistency="strong")
+            rows = dict(zip(found.table["id"].to_pylist(), found.table["value"].to_pylist(), strict=True))
+            assert rows == {key: 100 * round + key for key in keys}
+
+
+async def test_a_participant_that_is_away_for_long_writes_what_was_decided(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule 5: one channel gets its commit after thousands of later decisions; its client asks again."""
+    monkeypatch.setattr(transaction_decisions, "KEPT", 3)
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client, nodes.client() as other:
+        await client.create_collection(NUMBERS, shards=1)
+        await client.create_collection(PEOPLE, shards=1)
+        await client.create_topic("events", 2)
+        away = pchannel_of((await client.describe_collection("people")).vchannels[0])
+        looking = TransactionParticipant._look_at
+
+        def look(self, channel: str, transactions) -> None:
+            if channel != away:
+                looking(self, channel, transactions)
+
+        monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+        t = client.transaction(deadline_s=2)
+        await t.insert("people", people(1))
+        await t.insert("numbers", [{"id": 1, "value": 1}])
+        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        for number in range(8):
+            async with other.transaction() as later:
+                await later.insert("numbers", [{"id": 10 + number, "value": 1}])
+                await later.send("events", ["x", "y"])
+        decisions = nodes.running["a"].node.node.cluster.state.transactions
+        assert decisions.open >= 1
+        asking = asyncio.ensure_future(client.count("people", consistency="strong"))
+        assert not (await asyncio.wait([asking], timeout=1))[0] or asking.result() == 0
+        owner = nodes.owners()[away]
+        await nodes.kill(owner)
+        await nodes.start(owner)
+        monkeypatch.setattr(TransactionParticipant, "_look_at", looking)
+        async with asyncio.timeout(60):
+            while t.result is None:
+                with contextlib.suppress(DeadlineExceeded):
+                    await t.commit()
+        result = t.result
+        await asyncio.gather(asking, return_exceptions=True)
+        for at, count in ((result.ts - 1, 0), (result.ts, 1)):
+            assert await client.count("people", at=at) == await client.count("numbers", at=at) == count
+
+
+async def test_growth_and_drops_wait_for_what_is_prepared(nodes: Nodes) -> None:
+    """Schedule 9: a topic gets other partitions, and collections are dropped, at any point of transactions: what is
+    committed is there as a whole, behind no EPOCH_END and no DROP."""
+    for name in "abc":
+        await nodes.start(name)
+    done: list[str] = []
+    refused = 0
+    ended = asyncio.Event()
+
+    async def commit(client: Client, name: str) -> None:
+        nonlocal refused
+        number = 0
+        while not ended.is_set():
+            number += 1
+            t = client.transaction()
+            try:
+                await t.send("events", [f"{name}-{number}"] * 4)
+                await t.insert("numbers", [{"id": n, "value": number} for n in range(4)])
+                await t.commit()
+            except (TopicNotFound, CollectionNotFound, InvalidRows):
+                refused += 1
+                await asyncio.sleep(0.05)
+            else:
+                done.append(f"{name}-{number}")
+                await asyncio.sleep(nodes.rng.uniform(0.001, 0.05))
+
+    async with nodes.client() as first, nodes.client() as second, nodes.client() as ddl:
+        await ddl.create_topic("events", 2)
+        await ddl.create_collection(NUMBERS, shards=2)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(commit(first, "first"))
+            tasks.create_task(commit(second, "second"))
+            for partitions in (4, 2):
+                await asyncio.sleep(nodes.rng.uniform(0.1, 1))
+                await ddl.alter_topic("events", partitions)
+                await asyncio.sleep(nodes.rng.uniform(0.1, 1))
+                await ddl.drop_collection("numbers")
+                await ddl.create_collection(NUMBERS, shards=2)
+            await asyncio.sleep(1)
+            ended.set()
+        messages: Counter[str] = Counter()
+        async with await ddl.subscribe("events", "readers") as member:
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    pack = await asyncio.wait_for(anext(member), 10)
+                    messages.update(bytes(each.body).decode() for each in pack.messages)
+                    await member.acknowledge(pack)
+        assert messages == Counter(dict.fromkeys(done, 4))
+        assert len(done) > 20
+        assert refused
+    for name, channel in nodes.log.channels.items():
+        over: set[str] = set()
+        for record in (decode(entry.payload) for entry in channel.entries if "topic" in name or "dml" in name):
+            if record.type in (RecordType.EPOCH_END, RecordType.DROP_COLLECTION):
+                over.add(record.vchannel)
+            assert not (record.type in (RecordType.ROWS, RecordType.MESSAGE) and record.vchannel in over), name

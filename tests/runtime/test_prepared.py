@@ -154,8 +154,15 @@ async def test_no_transaction_joins_while_other_writes_wait(world):
     with pytest.raises(Unavailable, match="other writes wait"):
         prepare(owner, "a", world, pseq=2)
     owner.abort("a", id_of())
+    with pytest.raises(Unavailable, match="other writes wait"):  # it comes again in a moment
+        prepare(owner, "a", world, pseq=2)
     await owner.append([("a", world.rows(b"taken"))])
     await prepare(owner, "a", world, pseq=2)
+    with pytest.raises(Unavailable):
+        owner.append([("a", world.rows(b"given up"))])
+    owner.abort("a", id_of(2))
+    world.source.advance(1)
+    await prepare(owner, "a", world, pseq=3)
 
 
 async def test_a_prepare_of_unknown_outcome_is_decided_by_the_next_fence(world, holding_wal):
