@@ -261,6 +261,8 @@ class StreamingNode(Role):
 
     async def _settle_transaction(self, request: Request) -> Answer:
         params = request.params
+        if not params["channels"]:
+            raise InvalidRequest("no channels are named to which a transaction is to be written")
         self._check_open(params["channels"])
         id = TransactionId(params["producer"], params["pseq"], params["attempt"])
         return appended_values(await self.settle(params["channels"], id))
@@ -327,6 +329,8 @@ class StreamingNode(Role):
             part = part_of(params, request.body)
         except (*DECODE_ERRORS, LookupError) as error:
             raise InvalidRequest(f"malformed part of a write: {error}") from error
+        if "attempt" in params and not part.participants:
+            raise InvalidRequest("only a transaction is prepared")
         self._check_open(channel for channel, _ in part.records)
         with self._order.taking(part.producer, params["place"]):
             attempt = params.get("attempt")

@@ -102,6 +102,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("proxy", "flush"): name,
         ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
         ("streamingnode", "flush"): {"id": 99, **to},
+        ("streamingnode", "settle"): {"producer": "p", "pseq": 1, "attempt": "x", **to},
         ("streamingnode", "sync"): to,
         ("streamingnode", "announce_collection"): {"what": "drop", "collection": wire, **to},
         ("proxy", "ready"): {},
