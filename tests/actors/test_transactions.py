@@ -375,6 +375,7 @@ async def test_no_read_sees_half_of_a_transaction(home) -> None:
         assert asked > 3
 
 
+@pytest.mark.every_log
 async def test_a_log_that_takes_no_channels_at_once_has_a_transaction_prepared_in_each(home, monkeypatch) -> None:
     async with home.node() as node, node.client() as client:
         await prepared(client, home.PEOPLE)
