@@ -205,7 +205,8 @@ class ByTick(TopicPlan):
             window_ms *= 10
 
     def _last_record(self, channel: str, first: bytes, latest: bytes, time: int) -> _ChannelTime | None:
-        """The last record that counts between two entries and is not behind `time`."""
+        """The last record that counts between two entries and is not behind `time`, and those behind it that say
+        nothing of the time."""
         reader = ChannelReader(channel, fences=self._fences(channel))
         found = None
         for entries in self._log.read(channel, first, latest, inclusive=True):
@@ -213,6 +214,7 @@ class ByTick(TopicPlan):
                 for record in reader.accept([entry]):
                     _check_owned(channel, record)
                     if record.type in TIMELESS_TYPES:
+                        found = found and _ChannelTime(found.time, _place_behind(record))
                         continue
                     if record.ts > time:
                         return found

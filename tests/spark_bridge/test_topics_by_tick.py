@@ -89,6 +89,49 @@ def test_the_slowest_channel_holds_time_until_its_owner_announces_more(rng: rand
     ]
 
 
+def test_a_transaction_that_is_written_below_a_later_fence_is_read_at_its_own_time() -> None:
+    log = ListLog()
+    written: list[tuple[int, int, str]] = []
+
+    def put(channel: str, kind: RecordType, ts: int, term: int, cseq: int, body: bytes = b"", at: int = 0) -> None:
+        log.append(channel, encode(Record(kind, NOON + ts, term, cseq, body=body)), NOON + max(ts, at))
+        if body:
+            written.append((NOON + ts, channel, body))
+
+    for channel in "ab":
+        put(channel, RecordType.FENCE, 1, 1, 1)
+        put(channel, RecordType.MESSAGE, 2, 1, 2, b"before")
+        put(channel, RecordType.PREPARE, 3 + (channel == "b"), 1, 3)
+    put("a", RecordType.FENCE, 100, 2, 1)  # its owner has died
+    plan = by_tick(log)
+    begin = by_tick(log, starting="earliest").begin()
+    newest = plan.newest()
+    assert newest is not None
+    assert newest["t"] == NOON + 2  # neither PREPARE nor fence says more
+    assert shown(rows(log, plan, begin, newest)) == written
+    told = [Announcement("b", 1, 3, NOON + 3)]
+    log.append(NAMES.heartbeats, encode(heartbeat(told)), NOON + 3)
+    put("a", RecordType.MESSAGE, 4, 2, 2, b"t", at=110)
+    put("a", RecordType.MESSAGE, 120, 2, 3, b"later")
+    newer = plan.newest()
+    assert newer is not None
+    assert newer["t"] == NOON + 3  # up to the PREPARE, as the owner says
+    put("b", RecordType.MESSAGE, 4, 1, 4, b"t", at=90)
+    put("b", RecordType.TIME_TICK, 130, 1, 5)
+    at = newer
+    found: list[set[object]] = []
+    upto = plan.newest()
+    assert upto is not None
+    while (end := plan.next(at, upto, MicroBatchLimits(rows=1))) is not None:
+        found.append({row["value"] for row in rows(log, plan, at, end)})
+        at = end
+    assert [each for each in found if each] == [{b"t"}, {b"later"}]
+    assert shown(rows(log, plan, plan._stored(plan._at(NOON + 3)), plan._stored(plan._at(NOON + 4)))) == [
+        (NOON + 4, "a", b"t"),
+        (NOON + 4, "b", b"t"),
+    ]
+
+
 def test_channels_with_owners_join_and_leave(rng: random.Random) -> None:
     owned = Owned(rng)
     options: dict[str, Any] = {"topics": (), "pattern": "[a-z]"}
