@@ -1,10 +1,11 @@
 """How transactions over several pchannels were decided: a part of the state of the cluster's members, so all nodes read
 the same, and the first decision of an attempt counts.
 
-    decide    transaction, ts,          the attempt [producer, pseq, attempt] is committed at `ts`, in these pchannels,
-              channels, began           or with `ts` 0 aborted. A commit counts unless the attempt is decided, another
-                                        one of the same write is committed, or more than `KEPT` decisions were made
-                                        since its author, which counted `began` of them then, has begun it
+    decide    transaction, ts,          the attempt [producer, pseq, attempt] is committed at `ts`, or the first free
+              channels, began           timestamp behind it, in these pchannels, or with `ts` 0 aborted. A commit counts
+                                        unless the attempt is decided, another one of the same write is committed, or
+                                        `KEPT` decisions or more were made since its author, which counted `began` of
+                                        them then, has begun it
     written   incarnation, channels     by pchannel the transactions that a member, their owner, has written there
 
 A commit is open until all its channels have it, whoever owns them then. What is closed is kept for a while, so that a
@@ -79,10 +80,20 @@ class TransactionDecisions:
             raise PreconditionFailed(f"{id} was begun too long ago: it may have been aborted")
         self.count += 1
         if ts:
+            ts = self._unused(ts)
             self._committed[id[:2]] = ts
             self._open[id] = Decision(ts, channels)
         else:
             self._close(id, 0)
+
+    def _unused(self, ts: int) -> int:
+        """The first timestamp from `ts` on that no open commit has: two at one time in one channel were no order, and
+        readers that have the first would take the second for late. A closed one lies below all that is undecided in its
+        channels."""
+        used = {decision.ts for decision in self._open.values()}
+        while ts in used:
+            ts += 1
+        return ts
 
     def written(self, event: Event) -> None:
         """Apply what owners say is written."""

@@ -301,6 +301,7 @@ class Appends:
         assert part.opened is not None
         own = part.own
         for released in own.acks.finish(part.opened):
+            self._settle_transaction(released)
             own.reach(min(released.batch.outcome.ts, own.prepared.first_ts) - 1)
             self._release(released)
         own.reach(own.watermark(own.limit))
@@ -309,7 +310,6 @@ class Appends:
 
     def _release(self, part: AppendPart) -> None:
         batch = part.batch
-        self._settle_transaction(part)
         if part.durable:
             part.ack()
             part.own.written_bytes += part.size

@@ -111,7 +111,7 @@ class PreparedTransactions:
         if not due or any(each.committing for each in there):
             return None
         first = min(due, key=lambda each: decided[each.id])
-        open_below = (each.ts < decided[first.id] for each in there if each.id not in decided)
+        open_below = (each.ts <= decided[first.id] for each in there if each.id not in decided)
         return None if any(open_below) else first
 
     # ---- recovery ---------------------------------------------------------------------------------------------------

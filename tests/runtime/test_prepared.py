@@ -137,12 +137,28 @@ async def test_transactions_are_committed_in_the_order_of_their_timestamps(world
     owner = first.channel_owner
     at = [(await prepare(owner, "a", world, pseq=pseq, body=b"%d" % pseq)).ts for pseq in (1, 2, 3)]
     assert owner.commit_next("a", {id_of(2): at[2]}) is None  # the first may get a lower one
+    assert owner.commit_next("a", {id_of(1): at[1]}) is None  # and the second the same one
     decided = {id_of(2): at[2] + 5, id_of(1): at[2] + 7}
     assert owner.commit_next("a", decided) is None  # and so may the third
     owner.abort("a", id_of(3))
     assert (await owner.commit_next("a", decided)).ts == at[2] + 5
     assert (await owner.commit_next("a", decided)).ts == at[2] + 7
     assert [body for body, _ in data(world, "a")] == [b"2", b"1"]
+
+
+async def test_what_is_determined_at_a_time_before_the_commit_ends_before_it(world):
+    first, _ = await two_owners(world)
+    owner = first.channel_owner
+    await owner.append([("a", world.rows(b"before"))])
+    prepared = (await prepare(owner, "a", world)).ts
+    asked, behind = (asyncio.ensure_future(owner.sync(["a"], at=prepared + more)) for more in (5, 10))
+    await world.settle()
+    assert not asked.done()  # the transaction may get that time
+    await owner.commit_next("a", {id_of(): prepared + 10})
+    assert (await asked).time == prepared + 5
+    before, [committed] = (await asked).channels["a"], world.records("a")[-1:]
+    assert before.cseq < committed.cseq
+    assert (await behind).channels["a"].cseq == committed.cseq
 
 
 async def test_no_transaction_joins_while_other_writes_wait(world):

@@ -39,6 +39,16 @@ def test_the_first_decision_of_an_attempt_counts_and_one_attempt_of_a_write_is_c
     assert decisions.outcome_of(id_of(2)) is None
 
 
+def test_no_two_commits_that_are_not_written_yet_have_one_timestamp() -> None:
+    decisions = TransactionDecisions()
+    for number in range(1, 4):
+        decisions.decide(decided(id_of(number), 7, ["a"], 0))
+    assert [decisions.find(id_of(number)) for number in range(1, 4)] == [7, 8, 9]
+    decisions.written(written(a=[id_of(1)]))
+    decisions.decide(decided(id_of(4), 8, ["b"], 0))
+    assert decisions.find(id_of(4)) == 10
+
+
 def test_a_commit_is_kept_until_all_its_channels_have_it(monkeypatch) -> None:
     monkeypatch.setattr(transaction_decisions, "KEPT", 3)
     decisions = TransactionDecisions()
