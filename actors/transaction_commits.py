@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import xxhash
+
 from ..runtime.cluster.transaction_decisions import TransactionDecisions, decided
 from ..runtime.errors import DeadlineExceeded, Overloaded, PreconditionFailed, TidewalError, TopicEpochEnded
 from ..runtime.log.wal import Capabilities
@@ -23,7 +25,7 @@ from .cluster_member import ClusterMember
 from .local_owner import WritePart
 from .write_requests import SendAgain
 
-AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again
+AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again, and about until the next attempt
 
 
 class PrepareAt(Protocol):
@@ -91,10 +93,10 @@ class TransactionCommits:
             return prepared[0]  # an earlier attempt was committed
         if len(prepared) < len(results) or any(each.repeated for each in prepared):
             self._abort_aside(id)
-            raise _why([each for each in results if isinstance(each, BaseException)])
+            raise await _why(id, [each for each in results if isinstance(each, BaseException)])
         ts = max(each.ts for each in prepared)
         if not await self._decide(id, ts, channels, began, until):
-            raise SendAgain(f"{id} was aborted; it is tried again", outcome_unknown=False)
+            raise await _again(id, "its owners have aborted it", unknown=False)
         left_s = max(0.0, until - asyncio.get_running_loop().time())
         return Appended(await self._settle(id, channels, deadline_s=left_s), part.rows, repeated=False)
 
@@ -130,7 +132,14 @@ class TransactionCommits:
             await self._cluster.log.propose(decided(id, 0, [], self._decisions.count))
 
 
-def _why(errors: Sequence[BaseException]) -> BaseException:
+async def _again(id: TransactionId, why: str, *, unknown: bool) -> SendAgain:
+    """That the transaction is to be tried again, after a pause that is another one for each attempt: two that were in
+    each other's way are not so for ever."""
+    await asyncio.sleep(AGAIN_S * (0.5 + xxhash.xxh3_64_intdigest(id.attempt.encode()) / 2**64))
+    return SendAgain(f"the transaction is tried again: {why}", outcome_unknown=unknown)
+
+
+async def _why(id: TransactionId, errors: Sequence[BaseException]) -> BaseException:
     """Why a transaction was not prepared. This attempt is certainly not committed: its door alone has that decided."""
     for kind in (TopicEpochEnded, Overloaded):
         if found := next((each for each in errors if isinstance(each, kind)), None):
@@ -138,5 +147,6 @@ def _why(errors: Sequence[BaseException]) -> BaseException:
     for error in errors:
         if not isinstance(error, TidewalError) or not error.retryable:
             return error
-    message = str(errors[0]) if errors else "an earlier attempt is written in some channels"
-    return SendAgain(f"the transaction is tried again: {message}", outcome_unknown=not errors)
+    if not errors:
+        return await _again(id, "an earlier attempt is written in some of its channels", unknown=True)
+    return await _again(id, str(errors[0]), unknown=False)

@@ -96,7 +96,7 @@ class TransactionParticipant:
             elif ts == 0:
                 self._owner.abort(channel, each.id)
                 self._node.metrics.counter(DECIDED, outcome="aborted").inc()
-                self._node.local_owner.wake()  # doors have held other writes meanwhile
+                self._let_in(channel)
             elif asyncio.get_running_loop().time() - each.since >= UNDECIDED_S and each.id not in self._proposing:
                 self._proposing[each.id] = asyncio.create_task(self._propose_abort(each.id), name=f"abort {each.id}")
         if commits:
@@ -112,15 +112,20 @@ class TransactionParticipant:
             return
         if committing is not None:
             records = {commits[each.id]: each.records for each in transactions if each.id in commits}
-            committing.add_done_callback(partial(self._committed, records))
+            committing.add_done_callback(partial(self._committed, channel, records))
 
-    def _committed(self, records: dict[int, list[Record]], committing: asyncio.Future[Appended]) -> None:
+    def _let_in(self, channel: str) -> None:
+        """Tell the doors of this process, where they hold other writes for the channel."""
+        if self._owner.turns_away(channel):
+            self._node.local_owner.wake()
+
+    def _committed(self, channel: str, records: dict[int, list[Record]], committing: asyncio.Future[Appended]) -> None:
         if not committing.cancelled() and committing.exception() is None:
             ts = committing.result().ts
             self._written(records.get(ts, ()), ts)
             self._node.metrics.counter(DECIDED, outcome="committed").inc()
         self.wake()
-        self._node.local_owner.wake()
+        self._let_in(channel)
 
     async def _propose_abort(self, id: TransactionId) -> None:
         try:

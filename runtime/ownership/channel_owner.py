@@ -479,6 +479,12 @@ class ChannelOwner:
             return {own.channel: own.prepared.all for own in self._owned.values() if self.is_open(own.channel)}
 
     @checked
+    def turns_away(self, channel: str) -> bool:
+        """Whether other writes were refused for what is, or was, prepared in `channel`, and have not come since."""
+        own = self._owned.get(channel)
+        return own is not None and own.prepared.turned_away_s is not None
+
+    @checked
     def commit_next(self, channel: str, decided: Mapping[TransactionId, int]) -> asyncio.Future[Appended] | None:
         """Write what the next transaction is to write to `channel`, of those that are `decided`, with their timestamps:
         they are written in the order of these. Returns its outcome to come; None where none can be written now, as
