@@ -28,7 +28,7 @@ KEPT = 4_096  # decisions that are closed
 
 
 @dataclass(slots=True)
-class Decision:
+class TransactionDecision:
     """A decision: the timestamp of a commit, 0 for an abort; and the pchannels that do not have it yet."""
 
     ts: int
@@ -40,7 +40,7 @@ class TransactionDecisions:
 
     def __init__(self) -> None:
         self.count: int = 0
-        self._open: dict[TransactionId, Decision] = {}
+        self._open: dict[TransactionId, TransactionDecision] = {}
         self._closed: OrderedDict[TransactionId, int] = OrderedDict()
         self._committed: dict[tuple[str, int], int] = {}  # by write: at which timestamp an attempt is
 
@@ -82,7 +82,7 @@ class TransactionDecisions:
         if ts:
             ts = self._unused(ts)
             self._committed[id[:2]] = ts
-            self._open[id] = Decision(ts, channels)
+            self._open[id] = TransactionDecision(ts, channels)
         else:
             self._close(id, 0)
 
@@ -129,7 +129,7 @@ class TransactionDecisions:
         found = cls()
         found.count = typed(wire["count"], int)
         for id, ts, channels in wire["open"]:
-            found._open[_id(id)] = Decision(typed(ts, int), {typed(channel, str) for channel in channels})
+            found._open[_id(id)] = TransactionDecision(typed(ts, int), {typed(channel, str) for channel in channels})
         for id, ts in wire["closed"]:
             found._closed[_id(id)] = typed(ts, int)
         for id, ts in (*((id, each.ts) for id, each in found._open.items()), *found._closed.items()):

@@ -80,6 +80,7 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_backend_outcome_unknown_total",
 }
 NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node with nothing to do
+    "streamingnode_prepared_transaction_num",
     "wal_scanner_pending_queue_bytes",
     "wal_clock_ahead_seconds",
     "proxy_tt_lag_ms",
@@ -96,7 +97,10 @@ NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node wit
     "event_loop_lag_seconds",
 }
 OF_SUPERVISORS = {"process_up", "process_restarts_total"}  # of several processes: tests/cli/test_processes.py
-OF_CLUSTERS = {"querynode_fan_out_total"}  # of several QueryNodes: test_replicas.py
+OF_CLUSTERS = {  # of several QueryNodes, and of several owners: test_replicas.py, test_transactions_over_owners.py
+    "querynode_fan_out_total",
+    "streamingnode_decided_transaction_total",
+}
 OF_OBJECTS = {metric.name for metric in METRICS if metric.name.startswith("objects_")}  # tests/adapters/objects
 OF_REPLICATORS = {metric.name for metric in METRICS if metric.name.startswith("replication_")}  # they are no nodes
 OF_SPARK = {metric.name for metric in METRICS if metric.name.startswith("spark_")}  # of its driver, which is no node

@@ -56,6 +56,9 @@ async def test_what_several_nodes_own_is_committed_at_one_time(nodes: Nodes) -> 
         assert set(messages.values()) == {10}
         await asyncio.sleep(3)  # each owner has said what is written
         assert nodes.running["a"].node.node.cluster.state.transactions.open == 0
+        metrics = nodes.running["a"].node.node.metrics
+        assert metrics.value("streamingnode_decided_transaction_total", outcome="committed") >= 8
+        assert metrics.value("streamingnode_prepared_transaction_num") == 0
 
 
 @pytest.mark.long  # a dozen lives of whole nodes

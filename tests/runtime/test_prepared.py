@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from tests.runtime.conftest import LEASE_MS
 from tidewal.runtime.clock import add_ms
 from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.record import Record, RecordType
@@ -16,6 +15,8 @@ from tidewal.runtime.ownership import ChannelOwner
 from tidewal.runtime.ownership.prepared import TransactionId
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.memory import MemoryWal
+
+LEASE_MS = 10_000
 
 
 def prepare(owner: ChannelOwner, channels: str, world, pseq: int = 1, attempt: str = "x", body: bytes = b"t"):
