@@ -8,15 +8,16 @@ the same, and the first decision of an attempt counts.
                                         them then, has begun it
     written   incarnation, channels     by pchannel the transactions that a member, their owner, has written there
 
-A commit is open until all its channels have it, whoever owns them then. What is closed is kept for a while, so that a
-late commit of an attempt that was aborted does not count. Who asks later asks the owners, which know what is written.
+A commit is open until all its channels have it, whoever owns them then. What is closed is kept until `KEPT` decisions
+were made since: a late commit of an attempt that was aborted does not count before, and was begun too long ago then.
+Who asks later asks the owners, which know what is written.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import PreconditionFailed
 from ..ownership.prepared import TransactionId
@@ -24,7 +25,7 @@ from ..replicated.records import Event, typed
 
 TRANSACTIONS_LEVEL = 2  # the feature level from which members know these records
 DECIDE, WRITTEN = "decide", "written"
-KEPT = 4_096  # decisions that are closed
+KEPT = 4_096  # decisions for which one that is closed is kept
 
 
 @dataclass(slots=True)
@@ -35,13 +36,20 @@ class TransactionDecision:
     channels: set[str]
 
 
+class _Closed(NamedTuple):
+    """A decision that nothing waits for any more: its timestamp, and how many were made when it was closed."""
+
+    ts: int
+    made: int
+
+
 class TransactionDecisions:
     """The decisions, as all that have read the same records know them. `count` is how many were made."""
 
     def __init__(self) -> None:
         self.count: int = 0
         self._open: dict[TransactionId, TransactionDecision] = {}
-        self._closed: OrderedDict[TransactionId, int] = OrderedDict()
+        self._closed: OrderedDict[TransactionId, _Closed] = OrderedDict()
         self._committed: dict[tuple[str, int], int] = {}  # by write: at which timestamp an attempt is
 
     def __len__(self) -> int:
@@ -49,13 +57,17 @@ class TransactionDecisions:
 
     def find(self, transaction: TransactionId) -> int | None:
         """The timestamp at which the attempt is committed, 0 where it is aborted; None where that is not decided."""
-        found = self._open.get(transaction)
-        return found.ts if found is not None else self._closed.get(transaction)
+        found = self._open.get(transaction) or self._closed.get(transaction)
+        return None if found is None else found.ts
 
     def outcome_of(self, transaction: TransactionId) -> int | None:
         """The same, where it may be decided by another attempt of the same write: then this one is aborted."""
         found = self.find(transaction)
         return 0 if found is None and transaction[:2] in self._committed else found
+
+    def is_committed(self, producer: str, pseq: int) -> bool:
+        """Whether an attempt of that write is known to be committed."""
+        return (producer, pseq) in self._committed
 
     def unwritten(self, channel: str) -> list[TransactionId]:
         """The transactions of which it is not known here that `channel` has what they write."""
@@ -79,6 +91,7 @@ class TransactionDecisions:
         if ts and (self.count - began >= KEPT or not channels):
             raise PreconditionFailed(f"{id} was begun too long ago: it may have been aborted")
         self.count += 1
+        self._forget()
         if ts:
             ts = self._unused(ts)
             self._committed[id[:2]] = ts
@@ -107,10 +120,15 @@ class TransactionDecisions:
                         self._close(id, decision.ts)
 
     def _close(self, id: TransactionId, ts: int) -> None:
-        self._closed[id] = ts
-        while len(self._closed) > KEPT:
-            gone, committed = self._closed.popitem(last=False)
-            if committed:
+        self._closed[id] = _Closed(ts, self.count)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what no commit can contradict any more: one that was begun before it does not count. That many were
+        closed since says nothing of that: they may have been decided before."""
+        while self._closed and next(iter(self._closed.values())).made <= self.count - KEPT:
+            gone, decision = self._closed.popitem(last=False)
+            if decision.ts:
                 self._committed.pop(gone[:2], None)
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
@@ -120,7 +138,7 @@ class TransactionDecisions:
         return {
             "count": self.count,
             "open": [(list(id), each.ts, sorted(each.channels)) for id, each in self._open.items()],
-            "closed": [(list(id), ts) for id, ts in self._closed.items()],
+            "closed": [(list(id), *decision) for id, decision in self._closed.items()],
         }
 
     @classmethod
@@ -130,11 +148,11 @@ class TransactionDecisions:
         found.count = typed(wire["count"], int)
         for id, ts, channels in wire["open"]:
             found._open[_id(id)] = TransactionDecision(typed(ts, int), {typed(channel, str) for channel in channels})
-        for id, ts in wire["closed"]:
-            found._closed[_id(id)] = typed(ts, int)
-        for id, ts in (*((id, each.ts) for id, each in found._open.items()), *found._closed.items()):
-            if ts:
-                found._committed[id[:2]] = ts
+        for id, ts, made in wire["closed"]:
+            found._closed[_id(id)] = _Closed(typed(ts, int), typed(made, int))
+        for id, decision in (*found._open.items(), *found._closed.items()):
+            if decision.ts:
+                found._committed[id[:2]] = decision.ts
         return found
 
 

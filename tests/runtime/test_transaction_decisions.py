@@ -78,6 +78,24 @@ def test_a_late_commit_of_an_attempt_that_was_aborted_and_forgotten_does_not_cou
         refused(decisions, decided(id_of(1), 7, ["a"], began))
 
 
+def test_an_abort_is_not_forgotten_for_commits_before_it_that_are_written_now(monkeypatch) -> None:
+    """Many owners report at once, and no further decision is made: the late commit was begun lately."""
+    monkeypatch.setattr(transaction_decisions, "KEPT", 3)
+    decisions = TransactionDecisions()
+    before = [id_of(number) for number in range(2, 12)]
+    for id in before:
+        decisions.decide(decided(id, 7, ["a"], decisions.count))
+    began = decisions.count
+    decisions.decide(decided(id_of(1), 0, [], began))
+    decisions.written(written(a=before))
+    assert decisions.open == 0
+    assert "decided already" in refused(decisions, decided(id_of(1), 7, ["a"], began))
+    for number in range(20, 23):
+        decisions.decide(decided(id_of(number), 0, [], decisions.count))
+    assert len(decisions) == 3
+    assert "too long ago" in refused(decisions, decided(id_of(1), 7, ["a"], began))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_snapshot_has_all_that_decides_what_counts(monkeypatch, seed: int) -> None:
     monkeypatch.setattr(transaction_decisions, "KEPT", 4)
