@@ -238,6 +238,7 @@ class StreamingNode(Role):
             each.id[:2] == (part.producer, part.pseq) for there in self._owner.prepared().values() for each in there
         ):
             raise Unavailable("an earlier attempt of the transaction is not decided yet; retry")
+        self._transactions.check_not_lost((channel for channel, _ in part.records), part.producer, part.pseq)
         for each in part.participants:
             if each.kind is RecordType.MESSAGE and each.schema_version < self._check_topic(each).epoch:
                 return asyncio.ensure_future(self._settle(part, each))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from ...runtime.cluster.transaction_decisions import WRITTEN, TransactionDecisions, decided
-from ...runtime.errors import PreconditionFailed, TidewalError, Unavailable
+from ...runtime.errors import OutcomeUnknown, PreconditionFailed, TidewalError, Unavailable
 from ...runtime.log.record import Record
 from ...runtime.ownership import Appended, ChannelOwner
 from ...runtime.ownership.prepared import PreparedTransaction, TransactionId
@@ -63,9 +63,20 @@ class TransactionParticipant:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def check_not_lost(self, channels: Iterable[str], producer: str, pseq: int) -> None:
+        """Raise `OutcomeUnknown` where a write of which an attempt is committed is not in one of these channels, and
+        will not be: what was prepared there is gone."""
+        if not self._decisions.is_committed(producer, pseq):
+            return
+        if lost := sorted(channel for channel in channels if self._owner.lacks(channel, producer, pseq)):
+            raise OutcomeUnknown(
+                f"the transaction {pseq} of {producer} is committed, and {', '.join(lost)} has lost what was prepared "
+                "there: other channels have their part; read before writing again"
+            )
+
     async def settled(self, channels: Sequence[str], transaction: TransactionId) -> Appended:
         """The outcome of a transaction that is to be committed, once it is written to all these `channels`. Raises
-        `Unavailable` where one is not owned here."""
+        `Unavailable` where one is not owned here, and `OutcomeUnknown` where one has lost what was prepared there."""
         while True:
             changed = self._changed
             known = await self._owner.settled(channels, transaction.producer, transaction.pseq)
@@ -74,6 +85,7 @@ class TransactionParticipant:
                 return Appended(outcome.ts, outcome.rows, repeated=False)
             if not self._decisions.find(transaction):
                 raise Unavailable(f"this node has not read yet how {transaction} was decided; retry")
+            self.check_not_lost(channels, transaction.producer, transaction.pseq)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await changed.wait()
@@ -143,7 +155,7 @@ class TransactionParticipant:
     # ---- what is written --------------------------------------------------------------------------------------------
 
     def _unreported(self) -> dict[str, list[TransactionId]]:
-        """By channel the transactions that are written there, and not known to be."""
+        """By channel the transactions that are written there, or lost, and not known to be."""
         found: dict[str, list[TransactionId]] = {}
         for channel, transactions in self._owner.prepared().items():
             there = {each.id for each in transactions}
@@ -160,6 +172,7 @@ class TransactionParticipant:
         if not self._decisions.open or now_s - self._reported_s < REPORT_S or not (found := self._unreported()):
             return
         self._reported_s = now_s
+        lost = [(id, channel) for channel, ids in found.items() for id in ids if self._owner.lacks(channel, *id[:2])]
         channels = {channel: [list(id) for id in ids] for channel, ids in found.items()}
         try:
             await self._node.cluster.log.propose(
@@ -167,3 +180,9 @@ class TransactionParticipant:
             )
         except TidewalError as error:  # it is said again
             _log.info("what transactions have written is said later: %s", error)
+            return
+        for id, channel in lost:
+            self._node.metrics.counter(DECIDED, outcome="lost").inc()
+            _log.error(
+                "%s is committed, and %s has lost what was prepared there: that part of it is missing", id, channel
+            )

@@ -227,7 +227,8 @@ _STREAMINGNODE = (
     ),
     counter(
         "streamingnode_decided_transaction_total",
-        "Transactions over several channels that were written to a channel of this node, or aborted there",
+        "Transactions over several channels that were written to a channel of this node, aborted there, or lost: the "
+        "log has removed what was prepared before it was written",
         "outcome",
     ),
     seconds("streamingnode_write_delay_seconds", "For which acknowledgements of writes were held back near limits"),

@@ -479,6 +479,16 @@ class ChannelOwner:
             return {own.channel: own.prepared.all for own in self._owned.values() if self.is_open(own.channel)}
 
     @checked
+    def lacks(self, channel: str, producer: str, pseq: int) -> bool:
+        """Whether `channel`, which takes appends, has nothing of (producer, pseq): it is neither prepared nor written
+        there. False where that is not known: not owned here, or forgotten."""
+        with self._lock:
+            own = self._owned.get(channel)
+            if own is None or not self.is_open(channel) or own.prepared.of(producer, pseq) is not None:
+                return False
+            return own.producers.remembered(producer, pseq) is None and own.producers.forgotten(producer) < pseq
+
+    @checked
     def turns_away(self, channel: str) -> bool:
         """Whether other writes were refused for what is, or was, prepared in `channel`, and have not come since."""
         own = self._owned.get(channel)

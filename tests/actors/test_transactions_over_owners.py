@@ -17,7 +17,7 @@ from tests.actors.test_transaction_nodes import Model
 from tidewal.actors.client import Client
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
 from tidewal.runtime.cluster import transaction_decisions
-from tidewal.runtime.errors import CollectionNotFound, DeadlineExceeded, InvalidRows, TopicNotFound
+from tidewal.runtime.errors import CollectionNotFound, DeadlineExceeded, InvalidRows, OutcomeUnknown, TopicNotFound
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import RecordType, decode
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
@@ -159,6 +159,53 @@ async def test_a_participant_that_is_away_for_long_writes_what_was_decided(
         await asyncio.gather(asking, return_exceptions=True)
         for at, count in ((result.ts - 1, 0), (result.ts, 1)):
             assert await client.count("people", at=at) == await client.count("numbers", at=at) == count
+
+
+async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_never_taken_for_written(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedule 5: the owner of a topic's partition dies behind the decision, and what was prepared there is removed."""
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=1)
+        await client.create_topic("events", 1)
+        [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
+        looking = TransactionParticipant._look_at
+
+        def look(self, channel: str, transactions) -> None:
+            if channel != away:
+                looking(self, channel, transactions)
+
+        monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+        t = client.transaction(deadline_s=2)
+        await t.insert("numbers", [{"id": 1, "value": 1}])
+        await t.send("events", ["x"])
+        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        owner = nodes.owners()[away]
+        await nodes.kill(owner)
+        entries = nodes.log.channels[away].entries
+        assert any(decode(entry.payload).type is RecordType.PREPARE for entry in entries)
+        entries[:] = [entry for entry in entries if decode(entry.payload).type is not RecordType.PREPARE]
+        await nodes.start(owner)
+        monkeypatch.setattr(TransactionParticipant, "_look_at", looking)
+        async with asyncio.timeout(60):
+            while isinstance(error := await error_of(t.commit()), DeadlineExceeded):
+                pass  # the partition has no owner yet
+        for again in (error, await error_of(t.commit())):
+            assert isinstance(again, OutcomeUnknown)
+            assert f"{away} has lost what was prepared" in again.message
+        await asyncio.sleep(3)
+        assert nodes.running["a"].node.node.cluster.state.transactions.open == 0
+        counted = [
+            each.node.node.metrics.value("streamingnode_decided_transaction_total", outcome="lost")
+            for each in nodes.running.values()
+        ]
+        assert sum(counted) == 1
+        assert await client.count("numbers", consistency="strong") == 1
+        async with client.transaction() as later:  # the channel goes on
+            await later.insert("numbers", [{"id": 2, "value": 1}])
+            await later.send("events", ["y"])
 
 
 async def test_growth_and_drops_wait_for_what_is_prepared(nodes: Nodes) -> None:
