@@ -90,7 +90,8 @@ class PreparedTransactions:
         return next((each for each in self._by_id.values() if each.id[:2] == (producer, pseq)), None)
 
     def add(self, transaction: PreparedTransaction) -> None:
-        """It is prepared behind those before it."""
+        """It is prepared behind those before it. A write that was refused before has had its turn."""
+        self.turned_away_s = None
         self._by_id[transaction.id] = transaction
 
     def remove(self, id: TransactionId) -> None:

@@ -82,7 +82,8 @@ class Ticker:
             except TidewalError as error:  # the next turn tries again; until then readers see the lag
                 self._observer.silent(error)
                 return
-            self._tick([(own, time) for own, time in promising if own.acked_ts > own.ticked])
+            # not again at one time, as while a transaction is prepared behind which there is a fence
+            self._tick([(own, time) for own, time in promising if own.ticked < min(own.acked_ts, time)])
             self._announce(promising)
 
     def _tick(self, due: list[tuple[OwnedChannel, int]]) -> None:

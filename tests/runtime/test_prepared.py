@@ -182,6 +182,37 @@ async def test_no_transaction_joins_while_other_writes_wait(world):
     await prepare(owner, "a", world, pseq=3)
 
 
+async def test_a_write_that_was_refused_and_does_not_come_again_keeps_no_transaction_out(world):
+    first, _ = await two_owners(world)
+    await prepare(first.channel_owner, "a", world, 1)
+    with pytest.raises(Unavailable, match="being decided"):
+        first.channel_owner.append([("a", world.rows(b"refused"))])
+    first.channel_owner.abort("a", id_of(1))
+    with pytest.raises(Unavailable, match="other writes wait"):
+        prepare(first.channel_owner, "a", world, 2)
+    world.source.advance(1)
+    await asyncio.gather(*(prepare(first.channel_owner, "a", world, pseq) for pseq in (2, 3, 4)))
+    assert len(first.channel_owner.prepared()["a"]) == 3
+
+
+async def test_while_a_recovered_transaction_is_not_decided_its_channel_gets_one_tick(world):
+    first, _ = await two_owners(world)
+    await prepare(first.channel_owner, "a", world)
+    world.source.advance(1)
+    successor = world.owner()
+    await successor.own("a", term=2, previous_limit=first.limit)
+    for _ in range(5):
+        world.source.advance(0.1)
+        successor.channel_owner.tick_all()
+        await world.settle()
+    ticks = [each for each in world.records("a") if each.type is RecordType.TIME_TICK]
+    assert len(ticks) == 1
+    successor.channel_owner.abort("a", id_of())
+    successor.channel_owner.tick_all()
+    await world.settle()
+    assert world.records("a")[-1].type is RecordType.TIME_TICK
+
+
 async def test_a_prepare_of_unknown_outcome_is_decided_by_the_next_fence(world, holding_wal):
     class UnknownWal(MemoryWal):
         """Says of each append but fences and ticks that it does not know; `lost` ones are not there."""
