@@ -132,10 +132,14 @@ class TransactionParticipant:
             self._node.local_owner.wake()
 
     def _committed(self, channel: str, records: dict[int, list[Record]], committing: asyncio.Future[Appended]) -> None:
-        if not committing.cancelled() and committing.exception() is None:
-            ts = committing.result().ts
-            self._written(records.get(ts, ()), ts)
-            self._node.metrics.counter(DECIDED, outcome="committed").inc()
+        if committing.cancelled():
+            return
+        if (error := committing.exception()) is not None:
+            _log.info("what a transaction writes to %s was not taken: %s", channel, error)
+            return  # the next look tries again
+        ts = committing.result().ts
+        self._written(records.get(ts, ()), ts)
+        self._node.metrics.counter(DECIDED, outcome="committed").inc()
         self.wake()
         self._let_in(channel)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,35 @@ from tests.actors.test_transaction_nodes import Model
 from tidewal.actors.client import Client
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
 from tidewal.runtime.cluster import transaction_decisions
-from tidewal.runtime.errors import CollectionNotFound, DeadlineExceeded, InvalidRows, OutcomeUnknown, TopicNotFound
+from tidewal.runtime.errors import (
+    CollectionNotFound,
+    DeadlineExceeded,
+    InvalidRows,
+    OutcomeUnknown,
+    Overloaded,
+    TopicNotFound,
+)
 from tidewal.runtime.log.names import pchannel_of
-from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.record import MAGIC, RecordType, decode
+from tidewal.runtime.log.wal import Append, OnAppended
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
+
+
+class RefusingWal(SimulatedWal):
+    """A log that takes no rows for a while, and says so a little later."""
+
+    refusing = False
+    refused = 0
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        framed = (decode(each.payload) for each in entries if bytes(each.payload[: len(MAGIC)]) == MAGIC)
+        if RefusingWal.refusing and any(record.type is RecordType.ROWS for record in framed):
+            RefusingWal.refused += 1
+            asyncio.get_running_loop().call_later(0.001, done, Overloaded("the log has no room"))
+        else:
+            super().submit(entries, done)
 
 
 @pytest.fixture
@@ -206,6 +229,28 @@ async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_ne
         async with client.transaction() as later:  # the channel goes on
             await later.insert("numbers", [{"id": 2, "value": 1}])
             await later.send("events", ["y"])
+
+
+async def test_a_log_that_takes_no_commit_is_asked_now_and_then(
+    home, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Nodes(tmp_path, rng, RefusingWal)
+    try:
+        await nodes.start("a")
+        async with nodes.client() as client:
+            await client.create_collection(NUMBERS, shards=2)
+            monkeypatch.setattr(RefusingWal, "refusing", True)
+            monkeypatch.setattr(RefusingWal, "refused", 0)
+            async with client.transaction() as t:
+                await t.insert("numbers", [{"id": n, "value": 1} for n in range(10)])
+                committing = asyncio.ensure_future(t.commit())
+                await asyncio.sleep(3)
+                assert 10 <= RefusingWal.refused <= 80, "two channels, ten times a second"
+                RefusingWal.refusing = False
+                await committing
+            assert await client.count("numbers", at=t.result.ts) == 10
+    finally:
+        await nodes.stop()
 
 
 async def test_growth_and_drops_wait_for_what_is_prepared(nodes: Nodes) -> None:
