@@ -118,7 +118,7 @@ class StreamingNode(Role):
         self._pressure = WritePressure(
             node.settings, self._unflushed, self._vchannels, node.cluster.usages, node.clock.clock, node.metrics
         )
-        self._transactions = TransactionParticipant(node, self._owner, self._count_rows)
+        self._transactions = TransactionParticipant(node, self.catalog, self._owner, self._count_rows)
         self._metrics = StreamingNodeMetrics(node.metrics, lambda: self._owner.inflight_bytes)
         for collection in self.catalog.catalog.collections.values():
             self._watch(collection)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.cluster.transaction_decisions import WRITTEN, TransactionDecisions, decided
 from ...runtime.errors import OutcomeUnknown, PreconditionFailed, TidewalError, Unavailable
 from ...runtime.log.record import Record
@@ -32,8 +33,8 @@ class TransactionParticipant:
     """What an owner does with the transactions that are prepared in its channels. `written` is called with the records
     of each that is committed, and their timestamp."""
 
-    def __init__(self, node: Node, owner: ChannelOwner, written: OnWritten) -> None:
-        self._node, self._owner, self._written = node, owner, written
+    def __init__(self, node: Node, catalog: CatalogLog, owner: ChannelOwner, written: OnWritten) -> None:
+        self._node, self._catalog, self._owner, self._written = node, catalog, owner, written
         self._changed = asyncio.Event()
         self._proposing: dict[TransactionId, asyncio.Task[None]] = {}
         self._reported_s = 0.0
@@ -167,13 +168,28 @@ class TransactionParticipant:
                 found[channel] = missing
         return found
 
+    async def _of_dropped(self) -> dict[str, list[TransactionId]]:
+        """By channel the transactions that waited for it when its topic was dropped: nothing is written there."""
+        awaited = self._decisions.awaited_channels
+        if awaited <= self._catalog.catalog.channels.keys():
+            return {}
+        try:  # owned before it was prepared there: who has read so far, and does not find it, knows that it is gone
+            there = (await self._catalog.catch_up()).channels
+        except TidewalError as error:
+            _log.info("which channels are gone is looked at later: %s", error)
+            return {}
+        return {channel: self._decisions.unwritten(channel) for channel in awaited.difference(there)}
+
     def _is_unreported(self) -> bool:
         return bool(self._decisions.open) and bool(self._unreported())
 
     async def _report(self) -> None:
         """Say what is written, now and then: the decisions are kept until all is."""
         now_s = asyncio.get_running_loop().time()
-        if not self._decisions.open or now_s - self._reported_s < REPORT_S or not (found := self._unreported()):
+        if not self._decisions.open or now_s - self._reported_s < REPORT_S:
+            return
+        found = self._unreported() | await self._of_dropped()
+        if not found:
             return
         self._reported_s = now_s
         lost = [(id, channel) for channel, ids in found.items() for id in ids if self._owner.lacks(channel, *id[:2])]

@@ -74,6 +74,11 @@ class TransactionDecisions:
         return [id for id, decision in self._open.items() if channel in decision.channels]
 
     @property
+    def awaited_channels(self) -> set[str]:
+        """The channels that are not known to have all that is committed for them."""
+        return set[str]().union(*(decision.channels for decision in self._open.values()))
+
+    @property
     def open(self) -> int:
         """How many commits are not known to be in all their channels."""
         return len(self._open)

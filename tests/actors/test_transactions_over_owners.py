@@ -33,6 +33,17 @@ from tidewal.runtime.testing.simulation.wal import SimulatedWal
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
 
 
+def look_away(monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    """Let owners do nothing of what is decided in one channel."""
+    looking = TransactionParticipant._look_at
+
+    def look(self, channel: str, transactions) -> None:
+        if channel != away:
+            looking(self, channel, transactions)
+
+    monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+
+
 class RefusingWal(SimulatedWal):
     """A log that takes no rows for a while, and says so a little later."""
 
@@ -152,12 +163,7 @@ async def test_a_participant_that_is_away_for_long_writes_what_was_decided(
         await client.create_topic("events", 2)
         away = pchannel_of((await client.describe_collection("people")).vchannels[0])
         looking = TransactionParticipant._look_at
-
-        def look(self, channel: str, transactions) -> None:
-            if channel != away:
-                looking(self, channel, transactions)
-
-        monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+        look_away(monkeypatch, away)
         t = client.transaction(deadline_s=2)
         await t.insert("people", people(1))
         await t.insert("numbers", [{"id": 1, "value": 1}])
@@ -195,12 +201,7 @@ async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_ne
         await client.create_topic("events", 1)
         [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
         looking = TransactionParticipant._look_at
-
-        def look(self, channel: str, transactions) -> None:
-            if channel != away:
-                looking(self, channel, transactions)
-
-        monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+        look_away(monkeypatch, away)
         t = client.transaction(deadline_s=2)
         await t.insert("numbers", [{"id": 1, "value": 1}])
         await t.send("events", ["x"])
@@ -229,6 +230,30 @@ async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_ne
         async with client.transaction() as later:  # the channel goes on
             await later.insert("numbers", [{"id": 2, "value": 1}])
             await later.send("events", ["y"])
+
+
+async def test_a_decision_does_not_wait_for_a_topic_that_was_dropped(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=2)
+        await client.create_topic("events", 1)
+        [dropped] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
+        look_away(monkeypatch, dropped)
+        t = client.transaction(deadline_s=2)
+        await t.insert("numbers", [{"id": 1, "value": 1}])
+        await t.send("events", ["x"])
+        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        decisions = nodes.running["a"].node.node.cluster.state.transactions
+        assert decisions.awaited_channels == {dropped}
+        await client.drop_topic("events")
+        async with client.transaction() as later:
+            await later.insert("numbers", [{"id": n, "value": 1} for n in range(2, 10)])
+        await asyncio.sleep(3)
+        assert decisions.open == 0
+        assert await client.count("numbers", consistency="strong") == 9
 
 
 async def test_a_log_that_takes_no_commit_is_asked_now_and_then(
