@@ -597,7 +597,7 @@ class ChannelOwner:
         if not self._closed:
             try:
                 await self.tick_now(everywhere=tick_everywhere)
-            except TidewalError as error:  # the successor's fence announces the time as well
+            except TidewalError as error:  # the successor's first tick announces the time as well
                 self._observer.silent(error)
         with self._lock:
             self._closed = True

@@ -81,7 +81,7 @@ class OwnedChannel:
     cseq: int = 0  # the last number given out
     acked: ChannelPoint = _NOTHING
     acked_ts: int = 0
-    ticked: int = 0  # the time that the log itself has: of the last stored tick, or of the fence
+    ticked: int = 0  # the time that the log itself has: of the last stored tick; a fence says nothing of it
     ticking: bool = False  # a tick is in flight
     unsaved: int = 0  # records behind the checkpoint, which a next owner would have to read
     unsaved_bytes: int = 0

@@ -138,8 +138,8 @@ class Ticker:
             self._tick_awaited([own.channel for own, _, _ in numbered if own.channel in self._waiters])
 
     def _tick_awaited(self, channels: list[str]) -> None:
-        """Store the next ticks that are waited for in `channels`, but for those that have stalled meanwhile: their
-        next fence announces the time as well."""
+        """Store the next ticks that are waited for in `channels`, but for those that have stalled meanwhile: the
+        first tick behind their next fence announces the time as well."""
         if not channels:
             return
         error: TidewalError | None = None
