@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 
+from ...runtime.errors import InvalidRequest
 from ...runtime.streams.messages import Position
 from ...runtime.tables.table_store import LOG, TableStore
 from ..node import RunBlocking, in_thread
@@ -18,18 +19,26 @@ class MovedTables:
     def __init__(self, tables: TableStore, blocking: RunBlocking = in_thread) -> None:
         self._tables, self._blocking = tables, blocking
 
-    async def positions(self) -> Mapping[str, Mapping[str, Position]]:
+    async def collections(self) -> Set[str]:
+        """`NodeTables.collections`."""
+        return await self._blocking(self._collections)
+
+    async def positions(self, collection: str) -> Mapping[str, Position]:
         """`NodeTables.positions`."""
-        return await self._blocking(self._positions)
+        return await self._blocking(lambda: self._log(collection).positions())
 
     async def move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
         """`NodeTables.move`."""
         await self._blocking(partial(self._move, collection, before, after))
 
-    def _positions(self) -> dict[str, Mapping[str, Position]]:
+    def _collections(self) -> Set[str]:
         with storage_errors(self._tables):
-            there = [table for table in self._tables.tables() if table.name == LOG and table.exists()]
-        return {table.collection: LogTable.open(table).positions() for table in there}
+            if not self._tables.exists():
+                raise InvalidRequest(f"no node has tables in {self._tables}: say where they are", argument="tables")
+            return {table.collection for table in self._tables.tables() if table.name == LOG and table.exists()}
 
     def _move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
-        LogTable.open(self._tables.table(collection, LOG)).move(before, after)
+        self._log(collection).move(before, after)
+
+    def _log(self, collection: str) -> LogTable:
+        return LogTable.open(self._tables.table(collection, LOG))

@@ -192,14 +192,14 @@ async def compare_channel(
     rewrite: Rewrite | None = None,
 ) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
     """Read the channel in both logs to its present end, side by side, and return what they have in common, and where
-    `positions` and `ids` of `old`, up to which all is done, are in `new`: b"" is before all entries. Entries of `old`
-    count as `rewrite` returns them, where it is given.
+    `positions` of `old`, up to which all is done, and `ids` are in `new`: b"" is before all entries, and so is an id
+    that no entry has any more. Entries of `old` count as `rewrite` returns them, where it is given.
 
     Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind one of the
     `positions` was removed from `old` before: nobody would notice that in `new`."""
     info, there = await old.describe(channel), await new.describe(channel)
     positions = set(positions)
-    places = dict.fromkeys(sorted(positions.union(ids)), b"")
+    places = dict.fromkeys(positions.union(ids), b"")
     await check_not_lost(old, info, positions)
     checksum = xxhash.xxh3_128()
     entries = size = 0
@@ -212,7 +212,8 @@ async def compare_channel(
             _add(checksum, ours)
             size += sum(len(entry.payload) for entry in ours)
             for id in places:
-                if done := bisect_right(ours, id, key=attrgetter("id")):
+                done = bisect_right(ours, id, key=attrgetter("id"))
+                if done and (id in positions or ours[done - 1].id == id):
                     places[id] = theirs[done - 1].id
             entries += len(ours)
             last_old, last_new = ours[-1].id, theirs[-1].id

@@ -7,8 +7,8 @@ The steps, each of which may be repeated after a kill:
 3. both are read again and compared; the groups' positions are looked up on the way
 4. the old log says `migrated`, with the proof and the groups' positions: the point of no return
 5. where entries came or groups moved meanwhile, by a program that was not stopped, 2 to 4 again
-6. the groups' positions are stored in the new log, the ends of its channels compared with the proof, and 5 looked at
-   once more
+6. the groups' positions are stored in the new log, the ends of its channels and a node's tables compared with the
+   proof, and 5 looked at once more
 7. the new log gets the mark of this migration, is given to retention, and comes into use
 
 Before 6 has ended a migration is taken back by `cancel_migration`.
@@ -16,7 +16,7 @@ Before 6 has ended a migration is taken back by `cancel_migration`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -38,8 +38,9 @@ from ..log.wal import ChannelPolicy, GroupInfo, Wal
 from .channel_copy import HOLDER, ChannelProof, check_not_lost, checked_entry, compare_channel, copy_channel
 from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
 from .migration_run import SETTLE_S, MigrationRun
-from .node_log import NO_NODE, NodeLog, NodeProof, NodeTables, nothing_copied, settle_node
+from .node_log import NO_NODE, NodeLog, NodeProof, check_tables, nothing_copied, settle_node
 from .node_records import node_entry
+from .node_tables import NodeTables
 
 ROUNDS_MAX = 3  # of copying, until the old log is said to be written to
 
@@ -134,6 +135,7 @@ async def migrate(
             await _check_whole(run, proof)
             if not await _is_unchanged(old, proof):
                 raise _written_to(old_url)
+            await check_tables(tables, proof.node)
             await run.check()
             await new.create_channel(mark_of(run.state.id), ChannelPolicy())
         await settle_node(new, tables, proof.node, run.check)
@@ -341,7 +343,7 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
         moved_node = node.proof(places, new.name)
         channels |= await node.write_states(new, f"migration {run.state.id}", places, run.check)
     await _check_no_others(run)
-    return MigrationProof(channels, await _moved_groups(old, groups, places), moved_node)
+    return MigrationProof(channels, await _moved_groups(old, groups, channels.keys(), places), moved_node)
 
 
 async def _mirrored_channel(
@@ -356,14 +358,17 @@ async def _mirrored_channel(
 
 
 async def _moved_groups(
-    old: Wal, groups: Sequence[GroupInfo], places: Mapping[str, Mapping[bytes, bytes]]
+    old: Wal, groups: Sequence[GroupInfo], channels: Set[str], places: Mapping[str, Mapping[bytes, bytes]]
 ) -> dict[str, dict[str, GroupPosition]]:
+    """Where the groups stand in the new log. Of what was not copied, a node's states and cuts, they have done nothing
+    there, and what they have stored with their positions is about other entries."""
     moved: dict[str, dict[str, GroupPosition]] = {}
     for group in groups:
-        found = await stored_metadata(old, group.name, group.positions.keys() & places.keys())
+        before = {name: group.positions[name] or b"" for name in sorted(group.positions.keys() & channels)}
+        metadata = await stored_metadata(old, group.name, before.keys() & places.keys())
         moved[group.name] = {
-            name: GroupPosition(places[name][group.positions[name] or b""], metadata, group.positions[name] or b"")
-            for name, metadata in found.items()
+            name: GroupPosition(places[name][id] if name in places else b"", metadata.get(name, b""), id)
+            for name, id in before.items()
         }
     return moved
 

@@ -5,41 +5,31 @@ What no node needs stays behind: the cuts, of which the first node draws one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..catalog.catalog import DROPPING, Catalog, Collection
-from ..catalog.flush_events import FlushEvent
 from ..catalog.stored_ids import IdIn, with_ids
 from ..cluster.state import ClusterState
-from ..errors import BadRecord, InvalidRequest, PositionLost, PositionMismatch, Unavailable, Unsupported
-from ..log.names import Names, pchannel_of
-from ..log.record import MAGIC, RecordType, decode
+from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
+from ..log.names import Names
+from ..log.record import RecordType, read_header
 from ..log.wal import Wal
 from ..replicated.fold import State
 from ..streams.messages import Position
 from .channel_copy import ChannelProof, Check, checksum_of, stored_entries
 from .moved_state import MovedState, StateKind
+from .node_tables import NodeTables, TablePositions, lost_position, table_positions
 
-NODE_CHANNELS = ("-collection_schema", "-cluster")  # how the names of the states of nodes end, with any prefix
+# How the names of the states of nodes end, with any prefix, and what their records are.
+STATE_CHANNELS = {"-collection_schema": RecordType.CATALOG, "-cluster": RecordType.CLUSTER}
+
+_TYPE = 0  # the place of the type in a header
 
 Places = Mapping[str, Mapping[bytes, bytes]]
 """Where ids of the old log are in the new one, by channel."""
-
-
-class NodeTables(Protocol):
-    """The tables of the collections of a log (`actors/datanode/moved_tables.py`)."""
-
-    async def positions(self) -> Mapping[str, Mapping[str, Position]]:
-        """The positions that each table has, by collection and vchannel, empty where it has none: all tables that are
-        there. Raises errors of their store."""
-        ...
-
-    async def move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
-        """Let the table have the positions `after` in the place of those `before`, durably, with the same rows. May be
-        repeated. Raises `CorruptLog` where it has others, and errors of their store."""
-        ...
 
 
 class MovedPosition(NamedTuple):
@@ -89,30 +79,29 @@ NO_NODE = NodeProof({}, {})
 
 class NodeLog:
     """A log as nodes have left it. `states` are its replicated states by channel, `left` the channels of which nothing
-    is copied."""
+    is copied. Collections that are being dropped have no tables here: no node reads them any more, they may be there in
+    part, and what is left of them is removed once nodes go on."""
 
     def __init__(
         self,
         names: Names,
         catalog: MovedState[Catalog] | None,
         cluster: MovedState[ClusterState] | None,
-        tables: Mapping[str, Mapping[str, Position]],
-        wal: str,
+        tables: TablePositions,
     ) -> None:
         self.states: Mapping[str, MovedState[Any]] = {
             name: state for name, state in ((names.catalog, catalog), (names.cluster, cluster)) if state is not None
         }
         self.left: frozenset[str] = frozenset({names.cuts})
-        self._collections = dict(catalog.state.collections) if catalog is not None else {}
+        self._collections = _live(catalog)
         self._tables = tables
-        self._wal = wal
+        self._ids = _ids_of(self.states.values(), tables)
 
     @classmethod
     async def read(cls, old: Wal, tables: NodeTables | None) -> NodeLog | None:
         """Read what nodes have left in `old`; None where no node has used it. Raises `Unavailable` where a node may
-        run, `InvalidRequest` where `tables` are missing, or are not this log's, `PositionMismatch` where they are of
-        another kind of log, `Unsupported` for several clusters on one log and states that cannot be read, and what
-        `MovedState.read` and `NodeTables.positions` raise."""
+        run, `InvalidRequest` where `tables` are missing, `Unsupported` for several clusters on one log and states that
+        cannot be read, and what `MovedState.read` and `table_positions` raise."""
         names = await _names(old)
         if names is None:
             return None
@@ -124,27 +113,21 @@ class NodeLog:
             cluster = _checked(await MovedState[ClusterState].read(old, names.cluster, CLUSTER_KIND))
         if cluster is not None and not old.capabilities.one_node:
             _check_no_members(cluster.state)
-        collections = dict[str, Collection]() if catalog is None else catalog.state.collections
-        if collections and tables is None:
+        live = _live(catalog)
+        if live and tables is None:
             raise InvalidRequest(
-                f"nodes have filled tables from this log ({', '.join(sorted(collections))}): say where these are, with "
+                f"nodes have filled tables from this log ({', '.join(sorted(live))}): say where these are, with "
                 "--tables, for they hold positions in it",
                 argument="tables",
             )
-        positions = dict[str, Mapping[str, Position]]() if tables is None else await tables.positions()
-        await _check_tables(old, names, collections, positions)
-        return cls(names, catalog, cluster, positions, old.name)
+        positions: TablePositions = {}
+        if tables is not None and catalog is not None:
+            positions = await table_positions(old, names.insert_events, tables, catalog.state.collections, live)
+        return cls(names, catalog, cluster, positions)
 
-    def ids(self, channel: str) -> set[bytes]:
+    def ids(self, channel: str) -> Set[bytes]:
         """The ids of a channel that the states and the tables hold."""
-        held = (state.ids().get(channel, set[bytes]()) for state in self.states.values())
-        stored = (
-            position.message_id
-            for positions in self._tables.values()
-            for position in positions.values()
-            if position.channel == channel
-        )
-        return set[bytes]().union(*held, stored)
+        return self._ids.get(channel, frozenset())
 
     async def write_states(self, new: Wal, author: str, places: Places, check: Check) -> dict[str, ChannelProof]:
         """Write the states into their channels in `new`, as `MovedState.write` does."""
@@ -180,20 +163,36 @@ class NodeLog:
         return [(channel, _found(channel, id, places)) for channel, (_, _, id) in collection.beginning.ends.items()]
 
 
+async def check_tables(tables: NodeTables | None, proof: NodeProof) -> None:
+    """Look, while all can be taken back, whether the tables are as the proof has them. Raises `InvalidRequest` without
+    `tables` where there are some, `CorruptLog` where one is not, and errors of their store."""
+    for name, positions in proof.tables.items():
+        if await _given(tables).positions(name) != {vchannel: each.before for vchannel, each in positions.items()}:
+            raise CorruptLog(
+                f"the table of {name} is not as it was when the log was copied: it is another one, or something has "
+                "written to it. Give the same tables with --tables, or take the migration back with --cancel",
+                table=name,
+            )
+
+
 async def settle_node(new: Wal, tables: NodeTables | None, proof: NodeProof, check: Check) -> None:
     """Hold in `new` what no table has, and let the tables go on there. To be called while neither log can be opened;
     may be repeated. Raises `InvalidRequest` without `tables` where there are some, and what these raise."""
-    if proof.tables and tables is None:
-        raise InvalidRequest("say where the tables are that nodes have filled from the old log, with --tables")
     for channel, held in proof.holds.items():
         for holder, id in held.items():
             await check()
             await new.hold(channel, holder, id)
     for name, positions in proof.tables.items():
-        if tables is not None and positions:
+        if positions:
             await check()
             before = {vchannel: each.before for vchannel, each in positions.items()}
-            await tables.move(name, before, {vchannel: each.after for vchannel, each in positions.items()})
+            await _given(tables).move(name, before, {vchannel: each.after for vchannel, each in positions.items()})
+
+
+def _given(tables: NodeTables | None) -> NodeTables:
+    if tables is None:
+        raise InvalidRequest("say where the tables are that nodes have filled from the old log, with --tables")
+    return tables
 
 
 def nothing_copied(latest_old: bytes) -> ChannelProof:
@@ -205,6 +204,22 @@ CATALOG_KIND: StateKind[Catalog] = StateKind(Catalog, RecordType.CATALOG, True, 
 CLUSTER_KIND: StateKind[ClusterState] = StateKind(ClusterState, RecordType.CLUSTER, False, lambda snapshot, _: snapshot)
 
 
+def _live(catalog: MovedState[Catalog] | None) -> Mapping[str, Collection]:
+    collections = {} if catalog is None else catalog.state.collections
+    return {name: collection for name, collection in collections.items() if collection.state != DROPPING}
+
+
+def _ids_of(states: Iterable[MovedState[Any]], tables: TablePositions) -> Mapping[str, Set[bytes]]:
+    ids: defaultdict[str, set[bytes]] = defaultdict(set)
+    for state in states:
+        for channel, held in state.ids().items():
+            ids[channel] |= held
+    for positions in tables.values():
+        for at in positions.values():
+            ids[at.channel].add(at.message_id)
+    return ids
+
+
 def _id_in(places: Places) -> IdIn:
     """What retention has removed is before all that is there."""
     return lambda channel, id: places.get(channel, {}).get(id, b"")
@@ -213,12 +228,7 @@ def _id_in(places: Places) -> IdIn:
 def _found(channel: str, id: bytes, places: Places) -> bytes:
     found = places.get(channel, {}).get(id, b"")
     if not found:
-        raise PositionLost(
-            f"entries of {channel} at {id.hex()}, behind which rows may not be in the tables, were removed: the node "
-            "cannot go on there either. Drop the collections on that channel first",
-            channel=channel,
-            requested=id,
-        )
+        raise lost_position(channel, id)
     return found
 
 
@@ -226,15 +236,14 @@ def _found(channel: str, id: bytes, places: Places) -> bytes:
 
 
 async def _names(old: Wal) -> Names | None:
-    """The names of the cluster that has used the log. A program may have channels with such names: beside the catalog
-    that each node has, it is the first record that says so."""
-    catalog, cluster = NODE_CHANNELS
-    prefixes: set[str] = set()
-    for channel in await old.channels():
-        if channel.endswith(catalog):
-            prefixes.add(channel.removesuffix(catalog))
-        elif channel.endswith(cluster) and await _begins_with_record(old, channel):
-            prefixes.add(channel.removesuffix(cluster))
+    """The names of the cluster that has used the log. A program may have channels with such names: it is the first
+    record that says so."""
+    prefixes = {
+        channel.removesuffix(ending)
+        for channel in await old.channels()
+        for ending, type in STATE_CHANNELS.items()
+        if channel.endswith(ending) and await _begins_with(old, channel, type)
+    }
     if len(prefixes) > 1:
         raise Unsupported(
             f"several clusters share this log, with the prefixes {', '.join(sorted(prefixes))}: such logs cannot be "
@@ -244,9 +253,10 @@ async def _names(old: Wal) -> Names | None:
     return Names(prefixes.pop()) if prefixes else None
 
 
-async def _begins_with_record(wal: Wal, channel: str) -> bool:
+async def _begins_with(wal: Wal, channel: str, type: RecordType) -> bool:
     async for entry in stored_entries(wal, await wal.describe(channel)):
-        return bytes(entry.payload[: len(MAGIC)]) == MAGIC
+        header = read_header(entry.payload)
+        return header is not None and header[_TYPE] == type
     return False
 
 
@@ -265,42 +275,3 @@ def _check_no_members(cluster: ClusterState) -> None:
             f"nodes belong to the cluster of this log: {', '.join(sorted(cluster.members))}. Stop them, each with time "
             "to leave; one that was killed leaves when it is started and stopped once more"
         )
-
-
-async def _check_tables(
-    old: Wal, names: Names, collections: Mapping[str, Collection], tables: Mapping[str, Mapping[str, Position]]
-) -> None:
-    """Raise `InvalidRequest` for tables that are not those of the collections, `PositionMismatch` for those of another
-    kind of log."""
-    stored = await _stored_times(old, names)
-    for name, positions in tables.items():
-        if name not in collections:
-            raise InvalidRequest(f"there is a table of {name}, which this log does not have: move it away", table=name)
-        strange = sorted(positions.keys() - set(collections[name].vchannels))
-        if strange or any(at.channel != pchannel_of(vchannel) for vchannel, at in positions.items()):
-            raise InvalidRequest(f"the table of {name} was filled from another log: {', '.join(strange)}", table=name)
-        for found in {at.wal for at in positions.values()} - {old.name}:
-            raise PositionMismatch(
-                f"the table of {name} was filled from {found}, this log is {old.name}", expected=old.name, found=found
-            )
-    for name, collection in collections.items():
-        time = min((at.timestamp for at in tables.get(name, {}).values()), default=0)
-        if time < stored.get(collection.id, 0) and collection.state != DROPPING:  # then they may be gone already
-            raise InvalidRequest(
-                f"the table of {name} has less than nodes have stored: these are not the tables of this log's nodes",
-                table=name,
-            )
-
-
-async def _stored_times(old: Wal, names: Names) -> dict[int, int]:
-    """Up to which time nodes have said that each collection is in its table, by its id."""
-    times: dict[int, int] = {}
-    if names.insert_events not in await old.channels():
-        return times
-    async for entry in stored_entries(old, await old.describe(names.insert_events)):
-        try:
-            event = FlushEvent.from_record(decode(entry.payload))
-        except BadRecord:
-            continue
-        times[event.collection_id] = max(times.get(event.collection_id, 0), *event.times.values())
-    return times

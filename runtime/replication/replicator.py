@@ -43,7 +43,7 @@ from ..log.replication_state import (
     replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
-from ..migration.node_log import NODE_CHANNELS
+from ..migration.node_log import STATE_CHANNELS
 from ..waiting import ended
 from .channel_mirror import ChannelMirror, ReplicaDiffers
 from .replicated_groups import group_places, store_places
@@ -494,7 +494,7 @@ def is_own(name: str) -> bool:
 
 def _check_without_node(names: Iterable[str]) -> None:
     for name in names:
-        if name.endswith(NODE_CHANNELS):
+        if name.endswith(tuple(STATE_CHANNELS)):
             raise Unsupported(
                 f"{name} belongs to a node, and logs of nodes cannot be replicated yet: let the brokers replicate "
                 "them, or write to two nodes",

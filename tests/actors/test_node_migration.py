@@ -25,7 +25,7 @@ from tidewal.runtime.catalog import catalog_log
 from tidewal.runtime.delays import releaser
 from tidewal.runtime.errors import CorruptLog, PositionMismatch, TidewalError, Unavailable
 from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL, MigrationPhase, is_migration_channel, migration_state
-from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, OnAppended, Wal
 from tidewal.runtime.migration.channel_copy import stored_entries
 from tidewal.runtime.migration.migration import cancel_migration, migrate
@@ -345,13 +345,15 @@ async def test_what_does_not_fit_together_is_refused_and_changes_nothing(home, t
 
     assert "say where these are, with --tables" in str(await refusal(None))
     elsewhere = MovedTables(open_tables(tmp_path / "elsewhere"), home.in_place)
+    assert "no node has tables in" in str(await refusal(elsewhere))
+    (tmp_path / "elsewhere").mkdir()
     assert "has less than nodes have stored" in str(await refusal(elsewhere))
     shutil.copytree(home.tables / "people", home.tables / "others")
     assert "a table of others, which this log does not have" in str(await refusal(tables_of(home)))
     shutil.rmtree(home.tables / "others")
     wal = MemoryWal(home.log)
     await wal.create_channel("other-collection_schema", ChannelPolicy())
-    await wal.append("other-collection_schema", b"1")
+    await wal.append("other-collection_schema", encode(Record(RecordType.CATALOG)))
     assert "several clusters share this log" in str(await refusal(tables_of(home)))
     await wal.drop_channel("other-collection_schema")
     table = LogTable.open(open_tables(home.tables).table("people", LOG))

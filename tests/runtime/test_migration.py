@@ -261,11 +261,14 @@ async def test_a_channel_of_a_program_that_is_named_like_a_mark_goes_along(old: 
 
 
 async def test_a_channel_of_a_program_that_is_named_like_a_nodes_goes_along(old: Wal, new: Wal) -> None:
-    for name in ("web-cluster", "db-cluster"):
+    record = encode(Record(RecordType.ROWS, body=b"of a program"))
+    named = {"web-cluster": b"1", "db-cluster": b"", "my-cluster": record, "my-collection_schema": record}
+    for name, payload in named.items():
         await old.create_channel(name, ChannelPolicy())
-    await old.append("web-cluster", b"1")
+        if payload:
+            await old.append(name, payload)
     await migrate(old, new, OLD, NEW)
-    assert [payload for _, payload in await plain(new, "web-cluster")] == [b"1"]
+    assert {name: b"".join([each for _, each in await plain(new, name)]) for name in named} == named
 
     node = MemoryWal(MemoryLog())
     await node.create_channel("by-dev-cluster", ChannelPolicy())
@@ -373,7 +376,7 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
 
     node = MemoryWal(MemoryLog())
     await node.create_channel("by-dev-collection_schema", ChannelPolicy())
-    await node.append("by-dev-collection_schema", b"no catalog")
+    await node.append("by-dev-collection_schema", encode(Record(RecordType.CATALOG, body=b"none")))
     with pytest.raises(Unsupported, match="by-dev-collection_schema is named like the state of nodes"):
         await migrate(node, new, OLD, NEW)
 
