@@ -16,7 +16,7 @@ from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From, Wal
 from tidewal.runtime.migration.migration import MigrationProof, cancel_migration, migrate
 from tidewal.runtime.migration.moved_state import MovedState
-from tidewal.runtime.migration.node_log import CATALOG_KIND, NodeLog
+from tidewal.runtime.migration.node_log import CATALOG_KIND, NodeLog, settle_node
 from tidewal.runtime.replicated.records import Claim, encode_event
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.streams.messages import Position
@@ -337,6 +337,39 @@ async def test_a_run_that_was_killed_behind_a_commit_is_gone_on_with(nodes: Node
         await migrate(nodes.wal, new, OLD, NEW)
     await moved(nodes, tables, new)
     assert tables.by_name["a"]["p0_1v0"].message_id == far(STORED_AT)
+
+
+async def test_each_write_of_a_run_is_checked(nodes: Nodes) -> None:
+    tables = nodes.tables()
+    proof = MigrationProof.from_wire((await migrate(nodes.wal, FarWal(MemoryLog()), OLD, NEW, tables=tables)).to_wire())
+    checked: list[int] = []
+
+    async def check() -> None:
+        checked.append(sum(len(each.holds) for each in new.log.channels.values()) + tables.moves)
+
+    tables, new = nodes.tables(), FarWal(MemoryLog())
+    for channel in ("p0", "p1"):
+        await new.create_channel(channel, ChannelPolicy(retention_s=None))
+    await settle_node(new, tables, proof.node, check)
+    assert checked == [0, 1, 2, 3]
+    assert tables.moves == 1
+
+
+@pytest.mark.parametrize("missing", [[CLUSTER], [CUTS, EVENTS]])
+async def test_a_node_that_was_killed_early_has_not_all_channels(nodes: Nodes, missing: list[str]) -> None:
+    for channel in missing:
+        await nodes.wal.drop_channel(channel)
+    new = await moved(nodes, nodes.tables())
+    assert not set(missing) & set(await new.channels())
+
+
+async def test_a_catalog_that_has_not_begun_goes_along(nodes: Nodes) -> None:
+    await nodes.wal.drop_channel(CATALOG)
+    await moved(nodes, Tables())
+    await nodes.wal.drop_channel("tidewal-migration")
+    await nodes.wal.create_channel(CATALOG, ChannelPolicy())
+    new = await moved(nodes, Tables())
+    assert (await new.describe(CATALOG)).first_id is None
 
 
 async def test_ids_are_those_of_states_and_tables(nodes: Nodes) -> None:
