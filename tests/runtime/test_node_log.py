@@ -173,7 +173,7 @@ async def test_tables_go_on_in_the_new_log_which_holds_what_they_lack(nodes: Nod
 async def test_of_two_shards_on_one_channel_the_lower_position_is_held(nodes: Nodes) -> None:
     await nodes.collection(3, "two", "p0_3v0", "p0_3v1")
     tables = nodes.tables()
-    tables.by_name["two"] = {"p0_3v0": nodes.at("p0", at=8), "p0_3v1": nodes.at("p0", at=4)}
+    tables.by_name["two"] = {"p0_3v0": nodes.at("p0", at=4), "p0_3v1": nodes.at("p0", at=8)}
     new = await moved(nodes, tables)
     assert new.log.channels["p0"].holds["datanode-3"] == far(4)
 
