@@ -124,7 +124,7 @@ class Appends:
         for own in owned:
             if own.prepared.is_awaited(self._clock.clock.monotonic()):
                 raise Unavailable(
-                    f"other writes wait for the transactions that are prepared in {own.channel}; retry",
+                    f"other writes wait for the transactions that are prepared in {own.channel}, or a snapshot; retry",
                     channel=own.channel,
                 )
         held = sum(own.prepared.size for own in self._owned.values())

@@ -57,10 +57,11 @@ class PreparedTransaction:
 class PreparedTransactions:
     """Those of one channel that are not decided, or whose decision the channel does not have yet. Guarded by the
     channel owner's lock. `turned_away_s` is when another write was refused for them, which has not come since, in
-    seconds of the caller's clock; None for none."""
+    seconds of the caller's clock; None for none. `snapshot_due`: a snapshot of the channel waits for them."""
 
     def __init__(self) -> None:
         self.turned_away_s: float | None = None
+        self.snapshot_due: bool = False
         self._by_id: dict[TransactionId, PreparedTransaction] = {}
 
     def __len__(self) -> int:
@@ -100,6 +101,8 @@ class PreparedTransactions:
 
     def is_awaited(self, now_s: float) -> bool:
         """Whether other writes wait for them to end, or come in a moment since they have: no further one joins."""
+        if self.snapshot_due:
+            return True
         if self.turned_away_s is None:
             return False
         return bool(self._by_id) or now_s - self.turned_away_s < TURN_S

@@ -44,9 +44,9 @@ class Snapshots:
             except TidewalError:  # past the lease
                 return
             for own, ts in promising:
-                if own.prepared:
-                    continue  # it is due in a moment, when these are decided
-                if own.unsaved >= self._every_records or own.unsaved_bytes >= self._every_bytes:
+                due = own.unsaved >= self._every_records or own.unsaved_bytes >= self._every_bytes
+                own.prepared.snapshot_due = due and bool(own.prepared)  # its turn comes when these are decided
+                if due and not own.prepared:
                     try:
                         self._store(own, ts)
                     except TidewalError as error:

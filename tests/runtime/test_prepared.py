@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 
 import pytest
@@ -348,3 +349,25 @@ async def _packs(world, positions):
 
 def _time(record: Record) -> int:
     return 0 if record.type in (RecordType.FENCE, RecordType.PREPARE, RecordType.ABORT) else record.ts
+
+
+async def test_a_snapshot_has_its_turn_though_a_transaction_is_always_prepared(world):
+    await world.channels("a")
+    node = world.owner(snapshot_records=10)
+    await node.own("a")
+    owner, refused = node.channel_owner, 0
+    for pseq in range(1, 60):  # each is prepared before the one before it is committed
+        world.source.advance(0.01)
+        with contextlib.suppress(Unavailable):
+            await prepare(owner, "a", world, pseq)
+        refused += owner.prepared()["a"][-1:] == [] or owner.prepared()["a"][-1].id != id_of(pseq)
+        for each in owner.prepared()["a"]:
+            if each.id != id_of(pseq):
+                await owner.commit_next("a", {each.id: each.ts})
+        owner.tick_all()
+        await world.settle()
+    snapshots = [each for each in world.records("a") if each.type is RecordType.PRODUCERS]
+    assert len(snapshots) >= 5
+    assert refused <= 2 * len(snapshots)
+    behind = [each for each in world.records("a") if each.id > owner.checkpoints()["a"]]
+    assert len(behind) < 30, "what the next owner has to read"
