@@ -185,14 +185,24 @@ class Owners:
             found[owner].append(channel)
         return found
 
+    def _not_dropped(self, channels: Iterable[str]) -> list[str]:
+        """Those of `channels`, which were in the catalog, that still are."""
+        return [channel for channel in channels if channel in self._catalog.catalog.channels]
+
     async def _ask_each(
-        self, channels: Sequence[str], ask: Callable[[str, list[str]], Awaitable[Result]]
+        self,
+        channels: Sequence[str],
+        ask: Callable[[str, list[str]], Awaitable[Result]],
+        still: Callable[[Iterable[str]], list[str]] = list,
     ) -> list[Result]:
-        """Ask each owner about its channels, and again where a channel changes hands, until all have answered."""
+        """Ask each owner about its channels, and again where a channel changes hands, until all have answered. It is
+        left at those that are `still` to be asked."""
         results: list[Result] = []
         left = list(channels)
-        while left:
-            await self.until_open(left)
+        while left := still(left):
+            if self.terms(left) is None:
+                await self.changed()
+                continue
             owners = self._by_owner(left)
             answers = await asyncio.gather(*(ask(*each) for each in owners.items()), return_exceptions=True)
             left = list[str]()
@@ -364,20 +374,25 @@ class Owners:
             raise self._again(channels, error, unknown=unknown) from None
         return appended_from(reply.values)
 
-    async def settle(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> int:
-        """Wait until a transaction that is decided to be committed is written to all these channels, whoever owns them;
-        returns its timestamp. Raises `DeadlineExceeded` (`outcome_unknown`: it will be)."""
+    async def settle(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> None:
+        """Wait until a transaction that is decided to be committed is written to all these channels, whoever owns them,
+        but for those that were dropped with their topic. Raises `DeadlineExceeded` (`outcome_unknown`: it will be), and
+        `OutcomeUnknown` where one has lost what was prepared there."""
         named = {"producer": transaction.producer, "pseq": transaction.pseq, "attempt": transaction.attempt}
 
-        async def ask(owner: str, theirs: list[str]) -> int:
+        async def ask(owner: str, theirs: list[str]) -> None:
             if owner == self._node.incarnation:
-                return (await self._local.owner.settle(theirs, transaction)).ts
+                await self._local.owner.settle(theirs, transaction)
+                return
             params = {**named, "channels": theirs}
-            return int((await self._ask(owner, "settle", theirs, params, deadline_s=deadline_s)).values["ts"])
+            try:
+                await self._ask(owner, "settle", theirs, params, deadline_s=deadline_s)
+            except Overloaded as error:  # the owner has too many requests
+                raise Unavailable(error.message) from None
 
         try:
             async with asyncio.timeout(deadline_s):
-                return max(await self._ask_each(channels, ask))
+                await self._ask_each(channels, ask, self._not_dropped)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the transaction is committed, and not all of {', '.join(sorted(channels))} have it within "

@@ -17,7 +17,14 @@ from typing import Protocol
 import xxhash
 
 from ..runtime.cluster.transaction_decisions import TransactionDecisions, decided
-from ..runtime.errors import DeadlineExceeded, Overloaded, PreconditionFailed, TidewalError, TopicEpochEnded
+from ..runtime.errors import (
+    DeadlineExceeded,
+    Overloaded,
+    PreconditionFailed,
+    TidewalError,
+    TopicEpochEnded,
+    of_unknown_outcome,
+)
 from ..runtime.log.wal import Capabilities
 from ..runtime.ownership import Appended
 from ..runtime.ownership.prepared import TransactionId
@@ -37,9 +44,11 @@ class PrepareAt(Protocol):
 
 
 class Settle(Protocol):
-    """Waits until all of these channels have a transaction that is decided to be committed; returns its timestamp."""
+    """Waits until all of these channels that are still there have a transaction that is decided to be committed."""
 
-    def __call__(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> Awaitable[int]: ...
+    def __call__(
+        self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float
+    ) -> Awaitable[None]: ...
 
 
 def is_over_several(channels: Collection[str], log: Capabilities) -> bool:
@@ -93,16 +102,22 @@ class TransactionCommits:
             return prepared[0]  # an earlier attempt was committed
         if len(prepared) < len(results) or any(each.repeated for each in prepared):
             self._abort_aside(id)
-            raise await _why(id, [each for each in results if isinstance(each, BaseException)])
-        ts = max(each.ts for each in prepared)
-        if not await self._decide(id, ts, channels, began, until):
-            raise await _again(id, "its owners have aborted it", unknown=False)
-        left_s = max(0.0, until - asyncio.get_running_loop().time())
-        return Appended(await self._settle(id, channels, deadline_s=left_s), part.rows, repeated=False)
+            error = await _why(id, [each for each in results if isinstance(each, BaseException)])
+            committed = any(each.repeated for each in prepared)  # an earlier attempt, which others write yet
+            raise of_unknown_outcome(error) if committed and isinstance(error, TidewalError) else error
+        try:
+            ts = await self._decide(id, max(each.ts for each in prepared), channels, began, until)
+            if ts:
+                left_s = max(0.0, until - asyncio.get_running_loop().time())
+                await self._settle(id, channels, deadline_s=left_s)
+                return Appended(ts, part.rows, repeated=False)
+        except TidewalError as error:  # whatever it says, the transaction is committed, or may be
+            raise of_unknown_outcome(error) from None
+        raise await _again(id, "its owners have aborted it", unknown=False)
 
-    async def _decide(self, id: TransactionId, ts: int, channels: Sequence[str], began: int, until: float) -> bool:
-        """Have it decided; returns whether it is committed. While the log says no more than that it does not know, an
-        abort is proposed: the first decision counts. Raises `DeadlineExceeded`."""
+    async def _decide(self, id: TransactionId, ts: int, channels: Sequence[str], began: int, until: float) -> int:
+        """Have it decided; returns the timestamp of the commit, 0 where it is aborted. While the log says no more than
+        that it does not know, an abort is proposed: the first decision counts. Raises `DeadlineExceeded`."""
         event = decided(id, ts, list(channels), began)
         while True:
             try:
@@ -118,7 +133,7 @@ class TransactionCommits:
                     ) from None
                 await asyncio.sleep(AGAIN_S)
             if (found := self._decisions.outcome_of(id)) is not None:
-                return bool(found)
+                return found
             event = decided(id, 0, [], began)
 
     def _abort_aside(self, id: TransactionId) -> None:

@@ -15,6 +15,7 @@ from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import NUMBERS, TAKEN_OVER_S, Nodes
 from tests.actors.test_transaction_nodes import Model
 from tidewal.actors.client import Client
+from tidewal.actors.streamingnode.streamingnode import StreamingNode
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
 from tidewal.runtime.cluster import transaction_decisions
 from tidewal.runtime.errors import (
@@ -276,6 +277,55 @@ async def test_a_log_that_takes_no_commit_is_asked_now_and_then(
             assert await client.count("numbers", at=t.result.ts) == 10
     finally:
         await nodes.stop()
+
+
+async def test_a_commit_does_not_wait_for_a_topic_that_was_dropped_behind_its_decision(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client, nodes.client() as ddl:
+        await client.create_collection(NUMBERS, shards=2)
+        await client.create_topic("events", 1)
+        [dropped] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
+        look_away(monkeypatch, dropped)
+        t = client.transaction(deadline_s=60)
+        await t.insert("numbers", [{"id": 1, "value": 1}])
+        await t.send("events", ["x"])
+        committing = asyncio.ensure_future(t.commit())
+        await asyncio.sleep(1)
+        assert not committing.done()
+        began_s = nodes.now_s()
+        await ddl.drop_topic("events")
+        result = await committing
+        assert nodes.now_s() - began_s < 5
+        assert await client.count("numbers", at=result.ts) == 1
+
+
+async def test_an_owner_with_too_many_requests_does_not_make_a_commit_look_like_none(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the decision nothing says that nothing is written: the client would write it again."""
+    refusals = 0
+
+    async def overloaded(self, request):
+        nonlocal refusals
+        if refusals < 5:
+            refusals += 1
+            raise Overloaded("too many requests", limit="requests")
+        return await settle(self, request)
+
+    settle = StreamingNode._settle_transaction
+    monkeypatch.setattr(StreamingNode, "_settle_transaction", overloaded)
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=2)
+        async with client.transaction() as t:
+            await t.insert("numbers", [{"id": n, "value": 1} for n in range(10)])
+        assert refusals == 5
+        assert await client.count("numbers", at=t.result.ts) == 10
+        assert (await client.stats("numbers", consistency="strong")).versions["insert"] == 10
 
 
 async def test_growth_and_drops_wait_for_what_is_prepared(nodes: Nodes) -> None:
