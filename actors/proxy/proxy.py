@@ -160,7 +160,10 @@ class Proxy(Role):
                     participants.append(PartitionedMessages(topic, wire.version, body))
                 else:
                     described = {"collection": wire.name, "id": wire.id, "schema_version": wire.version}
-                    participants.append(self._sharded(await self._find_described(described), body))
+                    rows = self._sharded(await self._find_described(described), body)
+                    if not rows.rows.num_rows:
+                        raise InvalidRequest(f"a transaction without rows for {wire.name} does not name it")
+                    participants.append(rows)
         batch = TransactionBatch(participants, self.node.wal.capabilities, params.get("acks"))
         appended = await self._in_line(batch, request)
         if not appended.repeated:

@@ -15,12 +15,15 @@ from tests.actors.conftest import PEOPLE, error_of, people
 from tests.actors.nodes import NUMBERS, TAKEN_OVER_S, Nodes
 from tests.actors.test_transaction_nodes import Model
 from tidewal.actors.client import Client
+from tidewal.actors.rows import to_batch
 from tidewal.actors.streamingnode.streamingnode import StreamingNode
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
+from tidewal.actors.transactions.buffer import ROWS
 from tidewal.runtime.cluster import transaction_decisions
 from tidewal.runtime.errors import (
     CollectionNotFound,
     DeadlineExceeded,
+    InvalidRequest,
     InvalidRows,
     OutcomeUnknown,
     Overloaded,
@@ -29,6 +32,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import MAGIC, RecordType, decode
 from tidewal.runtime.log.wal import Append, OnAppended
+from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
@@ -326,6 +330,25 @@ async def test_an_owner_with_too_many_requests_does_not_make_a_commit_look_like_
         assert refusals == 5
         assert await client.count("numbers", at=t.result.ts) == 10
         assert (await client.stats("numbers", consistency="strong")).versions["insert"] == 10
+
+
+async def test_a_door_refuses_a_transaction_with_a_collection_and_no_rows_for_it(nodes: Nodes) -> None:
+    """No client of this version sends it: a part without records would never be prepared."""
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        for schema in (NUMBERS, PEOPLE):
+            await client.create_collection(schema, shards=2)
+        parts, bodies = [], []
+        for schema, rows in ((NUMBERS, [{"id": 1, "value": 1}]), (PEOPLE, people())):
+            collection = await client.describe_collection(schema.name)
+            body = encode_rows(to_batch(rows, schema, op="insert"))
+            parts.append([ROWS, schema.name, collection.id, schema.version, len(body)])
+            bodies.append(body)
+        params = {"parts": parts, "producer": "by hand", "pseq": 1, "after": 0, "deadline_s": 5.0}
+        with pytest.raises(InvalidRequest, match="without rows for people"):
+            await client._rpc.call("proxy", "commit", params, b"".join(bodies), deadline_s=5)
+        assert await client.count("numbers", consistency="strong") == 0
 
 
 async def test_growth_and_drops_wait_for_what_is_prepared(nodes: Nodes) -> None:
