@@ -37,6 +37,7 @@ class TransactionParticipant:
         self._node, self._catalog, self._owner, self._written = node, catalog, owner, written
         self._changed = asyncio.Event()
         self._proposing: dict[TransactionId, asyncio.Task[None]] = {}
+        self._lost: dict[tuple[str, TransactionId], bool] = {}  # by channel, of what is not prepared there
         self._reported_s = 0.0
         node.metrics.gauge(PREPARED).set_function(lambda: sum(map(len, owner.prepared().values())))
 
@@ -98,6 +99,7 @@ class TransactionParticipant:
         prepared = self._owner.prepared()
         for channel, transactions in prepared.items():
             self._look_at(channel, transactions)
+        self._find_lost()
         return any(self._owner.prepared().values()) or self._is_unreported()
 
     def _look_at(self, channel: str, transactions: Sequence[PreparedTransaction]) -> None:
@@ -162,11 +164,22 @@ class TransactionParticipant:
     def _unreported(self) -> dict[str, list[TransactionId]]:
         """By channel the transactions that are written there, or lost, and not known to be."""
         found: dict[str, list[TransactionId]] = {}
+        if not self._decisions.open:
+            return found
         for channel, transactions in self._owner.prepared().items():
             there = {each.id for each in transactions}
             if missing := [id for id in self._decisions.unwritten(channel) if id not in there]:
                 found[channel] = missing
         return found
+
+    def _find_lost(self) -> None:
+        """Note of each transaction, as soon as it is seen that it is not prepared in a channel, whether it is lost
+        there: its client may write so much later on that the channel forgets what it has of it."""
+        missing = [(channel, id) for channel, ids in self._unreported().items() for id in ids]
+        self._lost = {
+            each: self._lost[each] if each in self._lost else self._owner.lacks(each[0], *each[1][:2])
+            for each in missing
+        }
 
     async def _of_dropped(self) -> dict[str, list[TransactionId]]:
         """By channel the transactions that waited for it when its topic was dropped: nothing is written there."""
@@ -181,7 +194,7 @@ class TransactionParticipant:
         return {channel: self._decisions.unwritten(channel) for channel in awaited.difference(there)}
 
     def _is_unreported(self) -> bool:
-        return bool(self._decisions.open) and bool(self._unreported())
+        return bool(self._unreported())
 
     async def _report(self) -> None:
         """Say what is written, now and then: the decisions are kept until all is."""
@@ -192,7 +205,7 @@ class TransactionParticipant:
         if not found:
             return
         self._reported_s = now_s
-        lost = [(id, channel) for channel, ids in found.items() for id in ids if self._owner.lacks(channel, *id[:2])]
+        lost = [(id, channel) for channel, ids in found.items() for id in ids if self._lost.get((channel, id))]
         channels = {channel: [list(id) for id in ids] for channel, ids in found.items()}
         try:
             await self._node.cluster.log.propose(

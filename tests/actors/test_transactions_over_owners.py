@@ -16,6 +16,7 @@ from tests.actors.nodes import NUMBERS, TAKEN_OVER_S, Nodes
 from tests.actors.test_transaction_nodes import Model
 from tidewal.actors.client import Client
 from tidewal.actors.rows import to_batch
+from tidewal.actors.streamingnode import transactions
 from tidewal.actors.streamingnode.streamingnode import StreamingNode
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
 from tidewal.actors.transactions.buffer import ROWS
@@ -32,6 +33,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import MAGIC, RecordType, decode
 from tidewal.runtime.log.wal import Append, OnAppended
+from tidewal.runtime.ownership import producers
 from tidewal.runtime.rows.row_codec import encode_rows
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -330,6 +332,41 @@ async def test_an_owner_with_too_many_requests_does_not_make_a_commit_look_like_
         assert refusals == 5
         assert await client.count("numbers", at=t.result.ts) == 10
         assert (await client.stats("numbers", consistency="strong")).versions["insert"] == 10
+
+
+async def test_a_part_that_is_lost_is_told_of_though_its_client_writes_much_there_at_once(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome that the channel has not is forgotten before the owners say what is written."""
+    monkeypatch.setattr(producers, "REMEMBERED_PER_PRODUCER", 4)
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=1)
+        await client.create_topic("events", 1)
+        [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
+        looking = TransactionParticipant._look_at
+        look_away(monkeypatch, away)
+        t = client.transaction(deadline_s=2)
+        await t.insert("numbers", [{"id": 1, "value": 1}])
+        await t.send("events", ["x"])
+        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        owner = nodes.owners()[away]
+        await nodes.kill(owner)
+        entries = nodes.log.channels[away].entries
+        entries[:] = [entry for entry in entries if decode(entry.payload).type is not RecordType.PREPARE]
+        monkeypatch.setattr(transactions, "REPORT_S", 20)
+        monkeypatch.setattr(TransactionParticipant, "_look_at", looking)
+        await nodes.start(owner)
+        for number in range(10):
+            await client.send("events", f"{number}", deadline_s=60)
+        await asyncio.sleep(30)
+        assert nodes.running["a"].node.node.cluster.state.transactions.open == 0
+        counted = [
+            each.node.node.metrics.value("streamingnode_decided_transaction_total", outcome="lost")
+            for each in nodes.running.values()
+        ]
+        assert sum(counted) == 1
 
 
 async def test_a_door_refuses_a_transaction_with_a_collection_and_no_rows_for_it(nodes: Nodes) -> None:
