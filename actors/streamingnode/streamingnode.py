@@ -153,11 +153,15 @@ class StreamingNode(Role):
             self._owner.renew()
 
     async def _extend_limits(self) -> None:
-        """Say in the catalog, again and again, up to which time this node stamps and promises, before it does."""
-        pause_s = EXTEND_S
+        """Say in the catalog, again and again, up to which time this node stamps and promises, before it does; soon
+        where the time has passed that, with the wall clock or with that of a node which is far ahead."""
+        extended = True
         while True:
-            await asyncio.sleep(pause_s)
-            pause_s = EXTEND_S if await self._grants.extend() else EXTEND_AGAIN_S
+            for _ in range(round(EXTEND_S / EXTEND_AGAIN_S)):
+                await asyncio.sleep(EXTEND_AGAIN_S)
+                if not extended or self._owner.is_over_limit:
+                    break
+            extended = await self._grants.extend()
 
     async def _tick_idle_channels(self) -> None:
         """While some channels are written, store ticks in the others: the last entry of an idle channel is held for its

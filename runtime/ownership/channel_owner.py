@@ -236,6 +236,11 @@ class ChannelOwner:
         return [own.channel for own in self._owned.values() if own.stalled]
 
     @property
+    def is_over_limit(self) -> bool:
+        """Whether the time lies above the limit of a channel, which takes nothing until that is raised (`renew`)."""
+        return any(own.open and own.limit < self._clock.last for own in self._owned.values())
+
+    @property
     def inflight_bytes(self) -> int:
         """Bytes accepted and not yet decided."""
         return self._appends.inflight_bytes

@@ -369,6 +369,22 @@ async def test_a_part_that_is_lost_is_told_of_though_its_client_writes_much_ther
         assert sum(counted) == 1
 
 
+async def test_owners_follow_the_clock_of_one_that_is_far_ahead_in_a_moment(nodes: Nodes) -> None:
+    """Its time lies above the limits of the others, which take nothing before these are raised."""
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(NUMBERS, shards=8)
+        assert len(set(nodes.owners().values())) == 2
+        await asyncio.sleep(4)
+        nodes.running["a"].clock.jump_wall(60_000)
+        began_s = nodes.now_s()
+        async with client.transaction() as t:
+            await t.insert("numbers", [{"id": n, "value": 1} for n in range(40)])
+        assert nodes.now_s() - began_s < 1
+        assert await client.count("numbers", at=t.result.ts) == 40
+
+
 async def test_a_door_refuses_a_transaction_with_a_collection_and_no_rows_for_it(nodes: Nodes) -> None:
     """No client of this version sends it: a part without records would never be prepared."""
     await nodes.start("a")
