@@ -203,3 +203,15 @@ def test_half_a_transaction_is_found() -> None:
     for ids, messages in (([5, 6], {"t": []}), ([5], there), ([], there)):
         assert "half of the transaction" in checks.transactions([call], ids, messages)[0]
     assert "is lost" in checks.rows([dataclasses.replace(call, outcome="ok")], "table", [5])[0]
+
+
+def test_a_transaction_at_two_times_is_found() -> None:
+    about = {"first": 5, "count": 2, "entries": [{"channel": "t", "payload": "a:1"}]}
+    call = ClientCall("a", "transaction", about, 0, 1, "ok", {"ts": 9})
+    unknown = dataclasses.replace(call, outcome="unknown", result={})
+    assert checks.transaction_times([call], {5: 9, 6: 9, 7: 10}, {"a:1": 9, "b:1": 10}) == []
+    assert checks.transaction_times([unknown], {5: 8, 6: 8}, {"a:1": 8}) == []
+    assert checks.transaction_times([call], {}, {}) == [], "which is lost, as `rows` and `appends` say"
+    for each, rows, messages in ((call, {5: 9, 6: 10}, {}), (unknown, {5: 8}, {"a:1": 9}), (call, {5: 8, 6: 8}, {})):
+        [found] = checks.transaction_times([each], rows, messages)
+        assert f"row 5 has the timestamps {sorted({*rows.values(), *messages.values()})}" in found

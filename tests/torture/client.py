@@ -2,7 +2,7 @@
 
 Its name is that of its history. It inserts rows that have never been there, writes keys of its own again and again and
 reads those of all, sends messages to topics, some to be due later, of which it cancels some, and appends to the
-channels PREFIX-in-*, which it also follows live. Where the log takes batches as a whole it has transactions, too.
+channels PREFIX-in-*, which it also follows live. It has transactions, too, over a collection and a topic.
 """
 
 from __future__ import annotations
@@ -188,9 +188,8 @@ async def main(url: str, history: str, seed: str, prefix: str, owners: str, firs
             work.send(2, GROWING),
             work.send_later(0),
             work.doomed(),
+            work.transact(int(first) + IN_TRANSACTIONS),
         ]
-        if wal.capabilities.atomic_batches:
-            tasks.append(work.transact(int(first) + IN_TRANSACTIONS))
         tell("ready")
         ending = asyncio.gather(*tasks)
         await stopping.wait()

@@ -287,7 +287,8 @@ class Run:
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
         operations = load_calls(path for path in this.histories if path.exists())
-        sent, grown = await self._sent(this, TOPIC), await self._sent(this, GROWING)
+        records = await self._sent(this, TOPIC)
+        sent, grown = list(map(_content, records)), list(map(_content, await self._sent(this, GROWING)))
         if this.ahead_ms:  # what was to wait for a second then is due by this time, and so is what stands behind it
             self._node.tell(f"clock {this.ahead_ms + LATE_MS}")
         if self._groups:
@@ -301,7 +302,7 @@ class Run:
         found += await self._compare_delayed(this, operations)
         if found:  # a node over such a log may answer nothing any more
             raise Violation(found)
-        found += await self._compare_rows(this, operations, sent)
+        found += await self._compare_rows(this, operations, records)
         found += checks.keys([*operations, *await self._final_reads(this)])
         succeeded = sum(operation.outcome == "ok" for operation in operations)
         kinds = Counter(operation.kind for operation in operations if operation.outcome == "ok")
@@ -329,14 +330,14 @@ class Run:
                     return False
         return True
 
-    async def _sent(self, this: Round, name: str) -> list[checks.Content]:
+    async def _sent(self, this: Round, name: str) -> list[list[Record]]:
         """What the clients of the round have sent, as it lies in each partition of the topic, one epoch after the
         other: so what is in a partition stands behind what its predecessors have."""
         topic = await patiently(lambda: self._client.describe_topic(name))
         reader = await patiently(self.log.open_reader)
         try:
             channels = sorted(topic.places, key=lambda channel: topic.places[channel])
-            return [await patiently(partial(_messages, reader, channel, this.prefix)) for channel in channels]
+            return [await patiently(partial(_records, reader, channel, this.prefix)) for channel in channels]
         finally:
             await reader.close()
 
@@ -386,21 +387,13 @@ class Run:
 
     async def _released(self, this: Round) -> list[list[checks.ReleasedMessage]]:
         """By partition the messages that were due later, as they were put into it."""
-        topic = await patiently(lambda: self._client.describe_topic(LATER))
-        reader = await patiently(self.log.open_reader)
-        try:
-            return [
-                [
-                    checks.ReleasedMessage(bytes(each.body).decode(), due_of(each), each.ts)
-                    for each in await patiently(partial(_records, reader, name, this.prefix))
-                ]
-                for name in topic.pchannels
-            ]
-        finally:
-            await reader.close()
+        return [
+            [checks.ReleasedMessage(bytes(each.body).decode(), due_of(each), each.ts) for each in records]
+            for records in await self._sent(this, LATER)
+        ]
 
     async def _compare_rows(
-        self, this: Round, operations: list[ClientCall], sent: Sequence[checks.Content]
+        self, this: Round, operations: list[ClientCall], sent: Sequence[Sequence[Record]]
     ) -> list[str]:
         upto = next(self._ids)
         of_round = f"id >= {this.first_id} and id < {upto}"
@@ -409,9 +402,14 @@ class Run:
         )
         answered: list[int] = answer.table["id"].to_pylist()
         found = checks.rows(operations, "a strong read", answered)
-        found += checks.transactions(operations, answered, dict(zip(this.channels(TOPIC), sent, strict=True)))
+        found += checks.transactions(
+            operations, answered, dict(zip(this.channels(TOPIC), map(_content, sent), strict=True))
+        )
         await patiently(lambda: self._client.flush(NUMBERS.name))
-        table = DeltaTable(self.folder / "tables" / NUMBERS.name / "log").to_pyarrow_table(columns=["id"])
+        table = DeltaTable(self.folder / "tables" / NUMBERS.name / "log").to_pyarrow_table(columns=["id", "_ts"])
+        times = dict(zip(table["id"].to_pylist(), table["_ts"].to_pylist(), strict=True))
+        messages = {bytes(each.body).decode(): each.ts for each in chain(*sent)}
+        found += checks.transaction_times(operations, times, messages)
         stored = [id for id in table["id"].to_pylist() if this.first_id <= id < upto]
         found += checks.rows(operations, "the table", stored) + checks.same("the table", stored, "a read", answered)
         if self._spark and not found:
@@ -478,8 +476,8 @@ async def _records(reader: Wal, channel: str, prefix: str) -> list[Record]:
     return [each for each in messages if bytes(each.body).startswith(f"{prefix}c".encode())]
 
 
-async def _messages(reader: Wal, channel: str, prefix: str) -> checks.Content:
-    return [(each.id.hex(), bytes(each.body).decode()) for each in await _records(reader, channel, prefix)]
+def _content(records: Sequence[Record]) -> checks.Content:
+    return [(each.id.hex(), bytes(each.body).decode()) for each in records]
 
 
 def _passing(content: checks.Content) -> checks.Content:

@@ -10,7 +10,7 @@ it found, as sentences. The calls that they know:
     cancel    payload: of such a message         cancelled          delayed
     saw       channel, ids                                          watched
     insert    first, count: rows of these ids    ts                 rows
-    transaction: first, count, entries           ts                 rows, appends, transactions
+    transaction: first, count, entries           ts                 rows, appends, transactions, transaction_times
     set       values: {key: version or null}     ts                 keys, versions
     read      owner, consistency                 rows: {key: n}     keys (several n of a key are a list)
     create_collection, drop_collection: collection                  collections
@@ -212,6 +212,24 @@ def transactions(calls: Iterable[ClientCall], ids: Iterable[int], messages: Mapp
             parts |= {entry["payload"] in payloads for entry in call.about["entries"]}
             if len(parts) > 1:
                 found.append(f"half of the transaction of row {call.about['first']} is there ({call.outcome})")
+    return found[:SHOWN]
+
+
+def transaction_times(calls: Iterable[ClientCall], rows: Mapping[int, int], messages: Mapping[str, int]) -> list[str]:
+    """All of a transaction that is there has one timestamp, which is that of its result if there was one. `rows` has
+    the timestamps by row, `messages` by payload; what else they have is passed over."""
+    found: list[str] = []
+    for call in calls:
+        if call.kind == "transaction":
+            ids = range(call.about["first"], call.about["first"] + call.about["count"])
+            times = {rows[id] for id in ids if id in rows}
+            times |= {messages[each["payload"]] for each in call.about["entries"] if each["payload"] in messages}
+            told = {call.result["ts"]} if call.outcome == "ok" and times else set[int]()
+            if len(times | told) > 1:
+                found.append(
+                    f"the transaction of row {call.about['first']} has the timestamps {sorted(times)} ({call.outcome}"
+                    f"{', '.join(['', *map(str, told)])})"
+                )
     return found[:SHOWN]
 
 
