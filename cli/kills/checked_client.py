@@ -20,6 +20,7 @@ THINGS: CollectionSchema = CollectionSchema(
     "things", (Field("id", "varchar"), Field("owner", "varchar"), Field("version", "int64")), "id"
 )
 ROWS_PER_CLIENT = 1_000_000_000  # ids
+TRANSACTED_FROM = ROWS_PER_CLIENT // 2  # of a client's ids: those of its transactions
 ROWS_MAX = 60  # of an insert
 KEYS = 8  # written at a time by each client
 DELETES = 0.2  # of all sets
@@ -41,7 +42,8 @@ class CheckedClient:
     ) -> None:
         self.stopping: asyncio.Event = asyncio.Event()
         self.acknowledged: Counter[str] = Counter()
-        self._client, self._name, self._rng = client, name, rng
+        self.name: str = name
+        self._client, self._rng = client, rng
         self._deadline_s, self._at_once = deadline_s, at_once
         self._recorder = CallRecorder(history)
 
@@ -81,7 +83,7 @@ class CheckedClient:
 
     async def set(self) -> None:
         """Keys of its own. One whose write is of unknown outcome is not written again: its state stays undecided."""
-        fresh, versions = (f"{self._name}/{number}" for number in itertools.count()), itertools.count(1)
+        fresh, versions = (f"{self.name}/{number}" for number in itertools.count()), itertools.count(1)
         names = [next(fresh) for _ in range(KEYS)]
         while not self.stopping.is_set():
             chosen = self._rng.sample(range(KEYS), self._rng.randrange(1, 4))
@@ -101,7 +103,7 @@ class CheckedClient:
             if delete:
                 written = await self._client.delete(THINGS.name, keys, deadline_s=self._deadline_s)
             else:
-                rows = [{"id": key, "owner": self._name, "version": value} for key, value in values.items()]
+                rows = [{"id": key, "owner": self.name, "version": value} for key, value in values.items()]
                 written = await self._client.upsert(THINGS.name, rows, deadline_s=self._deadline_s)
             return {"ts": written.ts}
 
@@ -111,7 +113,7 @@ class CheckedClient:
         """The keys of any client, strong; or of its own, as fresh as its session, for `sessions` of all reads."""
         while not self.stopping.is_set():
             session = self._rng.random() < sessions
-            owner = self._name if session else self._rng.choice(owners)
+            owner = self.name if session else self._rng.choice(owners)
             consistency = "session" if session else "strong"
             read = partial(read_keys, self._client, owner, consistency, self._deadline_s)
 
@@ -151,7 +153,7 @@ class CheckedClient:
         for number in itertools.count():
             if await self.stops_within(self._rng.expovariate(1 / pause_s)):
                 return
-            name = f"defined_{self._name.replace('-', '_')}_{number}"
+            name = f"defined_{self.name.replace('-', '_')}_{number}"
             schema = CollectionSchema(name, NUMBERS.fields, NUMBERS.primary_key)
             if await self.call("create_collection", partial(create, schema), collection=name) != "ok":
                 continue

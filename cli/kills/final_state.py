@@ -10,7 +10,7 @@ from typing import Any
 from ...actors.client import Client
 from ...runtime.tables.table_store import CURRENT, LOG, TableLocation, TableStore
 from ...runtime.testing.histories.client_history import ClientCall
-from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, read_keys
+from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, TRANSACTED_FROM, read_keys
 
 READ_S = 60.0
 LOG_ORDER = ("_vchannel", "_ts", "_cseq", "_row")
@@ -19,14 +19,15 @@ LOG_ORDER = ("_vchannel", "_ts", "_cseq", "_row")
 @dataclass(frozen=True, slots=True)
 class FinalState:
     """`reads` are strong reads of each client's keys; `ids` are the numbers that a strong read has, `stored_ids` those
-    of their table's versions and `present_ids` those of the compacted one. `number_order` and `stored_versions` are in
-    the order of each shard's log: a client in a shard and its number; a key and its version. `disagreements` says where
-    counts differ."""
+    of their table's versions and `present_ids` those of the compacted one. `stored_ts` has the timestamps of stored
+    numbers. `number_order` and `stored_versions` are in the order of each shard's log: a client in a shard and its
+    number; a key and its version. `disagreements` says where counts differ."""
 
     reads: list[ClientCall]
     ids: list[int]
     stored_ids: list[int]
     present_ids: list[int]
+    stored_ts: dict[int, int]
     number_order: list[tuple[str, int]]
     stored_versions: list[tuple[str, int]]
     collections: list[str]
@@ -51,7 +52,8 @@ async def read_final_state(client: Client, tables: TableStore, owners: Sequence[
         ids=ids,
         stored_ids=[row["id"] for row in numbers],
         present_ids=[row["id"] for row in present],
-        number_order=[(f"{owners[row['id'] // ROWS_PER_CLIENT]} in {row['_vchannel']}", row["id"]) for row in numbers],
+        stored_ts={row["id"]: row["_ts"] for row in numbers},
+        number_order=[(_line(owners, row["id"], row["_vchannel"]), row["id"]) for row in numbers],
         stored_versions=[(row["id"], row["version"]) for row in things if row["_op"] != "delete"],
         collections=await client.list_collections(),
         disagreements=[],
@@ -70,6 +72,12 @@ async def _keys_of(client: Client, owner: str) -> ClientCall:
     rows = await read_keys(client, owner, "strong", READ_S)
     about = {"owner": owner, "consistency": "strong"}
     return ClientCall("the end", "read", about, began, time.monotonic_ns(), "ok", {"rows": rows})
+
+
+def _line(owners: Sequence[str], id: int, shard: str) -> str:
+    """To which line of writes, made one after another, a number belongs."""
+    owner, number = owners[id // ROWS_PER_CLIENT], id % ROWS_PER_CLIENT
+    return f"{owner} in {shard}{', in transactions' if number >= TRANSACTED_FROM else ''}"
 
 
 def _in_log_order(table: TableLocation, columns: list[str]) -> list[dict[str, Any]]:

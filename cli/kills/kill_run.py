@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from operator import eq
 from pathlib import Path
 
 from ...actors.client import Client
@@ -21,11 +20,13 @@ from ...runtime.tables.table_store import TableStore, open_tables
 from ...runtime.testing.histories import history_checks as checks
 from ...runtime.testing.histories.client_history import ClientCall, load_calls
 from ..open_log import opened
-from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, CheckedClient
+from .checked_client import NUMBERS, ROWS_PER_CLIENT, THINGS, TRANSACTED_FROM
 from .cluster_processes import LOOK_S, ClusterProcesses, SupervisedProcesses
 from .final_state import read_final_state
 from .process_faults import ProcessFaults
 from .spark_export import SparkExport
+from .topic_client import TopicClient
+from .topic_work import KINDS, LATER, MESSAGES, TopicWork, topic_work
 
 CLIENTS = 4
 AT_ONCE = 4  # calls side by side of each writing task
@@ -35,7 +36,7 @@ CALL_S = 60.0  # deadline of a call: longer than any fail-over
 PROGRESS_WITHIN_S = 90.0  # of a fault each task of each client has an answer
 SETTLED_WITHIN_S = 120.0  # of the last fault everything can be read
 FLUSH_PAUSE_S, DEFINE_PAUSE_S = 1.0, 1.5
-WRITES = ("insert", "set", "write_defined")
+WRITES = ("insert", "set", "write_defined", "send", "later", "transaction")
 TASKS = (
     ("insert",),
     ("set",),
@@ -60,7 +61,8 @@ class KillPlan:
     """What a run is to do. Faults come for `faults_s` seconds, or until there were `faults`, if that is sooner. `home`
     is a directory of its own, and `tables` a path or prefix of its own, in `home` or elsewhere; the log at `url` may
     have others, for the channels' names begin with `prefix`. With `processes` a supervisor divides one node among so
-    many, else there are `nodes` with all roles. With `spark` a query of Spark exports a collection meanwhile."""
+    many, else there are `nodes` with all roles. With `spark` a query of Spark exports a collection meanwhile. With
+    `topics` clients send messages and have transactions, too, and a group copies what it gets."""
 
     url: str
     home: Path
@@ -72,6 +74,7 @@ class KillPlan:
     nodes: int
     processes: int
     spark: bool = False
+    topics: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +90,11 @@ class KillReport:
     flushes: int = 0
     definitions: int = 0
     exports_failed: int = 0
+    messages: int = 0
+    messages_later: int = 0
+    messages_cancelled: int = 0
+    messages_copied: int = 0
+    transactions: int = 0
     longest_write_s: float = 0.0
     slowest_read_s: float = 0.0
     violations: list[str] = field(default_factory=list[str])
@@ -145,11 +153,12 @@ async def _work(
         for schema in (NUMBERS, THINGS):
             await client.create_collection(schema, shards=SHARDS, deadline_s=CALL_S)
         faults = ProcessFaults(cluster, random.Random(plan.seed), settings.cluster.lease_ms / 1000, say)
-        async with _exporting(plan) as export:
-            await _faults(plan, cluster, faults, settings, report, show)
+        async with _exporting(plan) as export, _topics(plan) as topics:
+            await _faults(plan, cluster, faults, settings, topics, report, show)
             show("the histories are checked")
-            report.violations += await _check(plan, client, export)
+            report.violations += await _check(plan, client, export, topics)
             report.exports_failed = export.failures if export is not None else 0
+            report.messages_copied = await topics.copied() if topics is not None else 0
 
 
 async def _faults(
@@ -157,17 +166,18 @@ async def _faults(
     cluster: ClusterProcesses,
     faults: ProcessFaults,
     settings: Settings,
+    topics: TopicWork | None,
     report: KillReport,
     show: Callable[[str], None],
 ) -> None:
     """Let clients work while there are faults, and until all processes are back."""
     async with _clients(plan, settings) as clients:
-        await _progress(clients, "the start")
+        await _progress(clients, topics, "the start")
         end_s = time.monotonic() + plan.faults_s
         while time.monotonic() < end_s and faults.counts.total() < plan.faults:
             what = await faults.inject()
             report.faults = dict(faults.counts)
-            await _progress(clients, what)
+            await _progress(clients, topics, what)
             acknowledged = sum(each.acknowledged.total() for each in clients)
             show(f"{faults.counts.total()} faults, {acknowledged:,} calls succeeded")
         show("all processes are to be back")
@@ -189,22 +199,39 @@ async def _exporting(plan: KillPlan) -> AsyncGenerator[SparkExport | None]:
 
 
 @asynccontextmanager
-async def _clients(plan: KillPlan, settings: Settings) -> AsyncGenerator[list[CheckedClient]]:
+async def _topics(plan: KillPlan) -> AsyncGenerator[TopicWork | None]:
+    """Topics and a group at work while the block runs, where the plan has them."""
+    if not plan.topics:
+        yield None
+        return
+    async with topic_work(plan.url, plan.prefix, random.Random(f"{plan.seed}/topics")) as topics:
+        yield topics
+
+
+@asynccontextmanager
+async def _clients(plan: KillPlan, settings: Settings) -> AsyncGenerator[list[TopicClient]]:
     """Clients at work while the block runs; each has a connection of its own."""
     owners = [history.stem for history in _histories(plan)]
     async with AsyncExitStack() as stack:
-        clients: list[CheckedClient] = []
+        clients: list[TopicClient] = []
         tasks: list[asyncio.Task[None]] = []
         for number, history in enumerate(_histories(plan)):
             connected: Client = await stack.enter_async_context(
                 connect(plan.url, settings=settings, deadline_s=READY_S)
             )
             rng = random.Random(f"{plan.seed}/{number}")
-            checked = CheckedClient(connected, history.stem, history, rng, deadline_s=CALL_S, at_once=AT_ONCE)
+            checked = TopicClient(connected, history.stem, history, rng, deadline_s=CALL_S, at_once=AT_ONCE)
             stack.callback(checked.close)
             clients.append(checked)
             works = [checked.insert(number * ROWS_PER_CLIENT), checked.set(), checked.read(owners)]
             works.append(checked.define(DEFINE_PAUSE_S) if number % 2 else checked.flush(FLUSH_PAUSE_S))
+            if plan.topics:
+                transacted = number * ROWS_PER_CLIENT + TRANSACTED_FROM
+                works += [
+                    checked.send(0, MESSAGES),
+                    checked.send_later(0, LATER),
+                    checked.transact(transacted, MESSAGES),
+                ]
             tasks += map(asyncio.create_task, works)
         try:
             yield clients
@@ -220,29 +247,40 @@ async def _clients(plan: KillPlan, settings: Settings) -> AsyncGenerator[list[Ch
         task.result()
 
 
-async def _progress(clients: Sequence[CheckedClient], behind: str) -> None:
-    """Wait until each task of each client had an answer since now: a call is to outlast one fault, not a row of them.
-    Raises `NoProgress` where one has none in time."""
-    had = _answers(clients)
+async def _progress(clients: Sequence[TopicClient], topics: TopicWork | None, behind: str) -> None:
+    """Wait until each task of each client had an answer since now, and the group a message: a call is to outlast one
+    fault, not a row of them. Raises `NoProgress` where one has none in time."""
+    had = _answers(clients, topics)
+
+    def silent() -> list[str]:
+        return [who for who, count in _answers(clients, topics).items() if count == had[who]]
+
     try:
         async with asyncio.timeout(PROGRESS_WITHIN_S):
-            while any(map(eq, _answers(clients), had)):  # noqa: ASYNC110 -- other processes answer
+            while silent():  # noqa: ASYNC110 -- other processes answer
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        raise NoProgress(f"a client had no answer for {PROGRESS_WITHIN_S:g} s behind this: {behind}") from None
+        who = ", ".join(silent())
+        raise NoProgress(f"{who}: no answer for {PROGRESS_WITHIN_S:g} s behind this: {behind}") from None
 
 
-def _answers(clients: Sequence[CheckedClient]) -> list[int]:
-    """How many calls of each task of each client have succeeded."""
-    return [sum(client.acknowledged[kind] for kind in kinds) for client in clients for kinds in TASKS]
+def _answers(clients: Sequence[TopicClient], topics: TopicWork | None) -> dict[str, int]:
+    """How many calls of each task of each client have succeeded, and how many messages the group has handled."""
+    found = {
+        f"{client.name} ({', '.join(kinds)})": sum(client.acknowledged[kind] for kind in kinds)
+        for client in clients
+        for kinds in (*TASKS, *(KINDS if topics is not None else ()))
+    }
+    return found if topics is None else found | {topics.members.group: topics.members.handled}
 
 
-async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> list[str]:
-    """What the histories, strong reads, the tables and Spark's export say about each other."""
+async def _check(plan: KillPlan, client: Client, export: SparkExport | None, topics: TopicWork | None) -> list[str]:
+    """What the histories, strong reads, the tables, topics and Spark's export say about each other."""
     calls, owners = load_calls(_histories(plan)), [history.stem for history in _histories(plan)]
     try:
         async with asyncio.timeout(SETTLED_WITHIN_S):
             final = await read_final_state(client, open_tables(plan.tables), owners)
+        of_topics = [] if topics is None else await topics.check(calls, final.ids, final.stored_ts, SETTLED_WITHIN_S)
         exported = None if export is None else await _exported(client, export)
     except (TimeoutError, TidewalError) as error:
         return [f"what was written cannot be read behind the last fault: {error!r}"]
@@ -261,6 +299,7 @@ async def _check(plan: KillPlan, client: Client, export: SparkExport | None) -> 
         *checks.rising(stored, final.stored_versions),
         *checks.collections(calls, final.collections),
         *final.disagreements,
+        *of_topics,
         *(checks.rows(calls, spark, exported) if exported is not None else ()),
         *(checks.same(spark, exported, read, final.ids) if exported is not None else ()),
     ]
@@ -290,6 +329,10 @@ def _count(report: KillReport, calls: Sequence[ClientCall]) -> None:
     report.reads = sum(call.kind == "read" for call in done)
     report.flushes = sum(call.kind in ("flush", "compact") for call in done)
     report.definitions = sum(call.kind in ("create_collection", "drop_collection") for call in done)
+    report.messages = sum(len(call.about.get("entries", ())) for call in done)
+    report.messages_later = sum(call.kind == "later" for call in done)
+    report.messages_cancelled = sum(call.kind == "cancel" and call.result["cancelled"] for call in done)
+    report.transactions = sum(call.kind == "transaction" for call in done)
     report.longest_write_s = max((_took_s(call) for call in done if call.kind in WRITES), default=0.0)
     report.slowest_read_s = max((_took_s(call) for call in done if call.kind == "read"), default=0.0)
 
@@ -304,8 +347,11 @@ async def _drop_channels(plan: KillPlan, report: KillReport) -> None:
         return
     async with asyncio.timeout(DROPPED_WITHIN_S), opened(plan.url, read_only=False) as wal:
         for channel in await wal.channels():
-            if channel.startswith(f"{plan.prefix}-"):
+            if channel.startswith(plan.prefix):
                 await wal.drop_channel(channel)
+        for group in await wal.groups() if plan.topics else ():
+            if group.name.startswith(plan.prefix):
+                await wal.drop_group(group.name)
 
 
 async def _remove_tables(tables: TableStore, plan: KillPlan, report: KillReport) -> None:

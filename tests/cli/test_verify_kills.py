@@ -21,6 +21,7 @@ from tidewal.actors.client import Client
 from tidewal.cli.kills import kill_run
 from tidewal.cli.kills.checked_client import read_keys
 from tidewal.cli.kills.final_state import FinalState, read_final_state
+from tidewal.cli.kills.topic_work import TopicWork
 from tidewal.cli.main import FAILED
 from tidewal.cli.verify_kills import VIOLATED
 from tidewal.runtime.log.opening import open_wal
@@ -31,12 +32,19 @@ from tidewal.runtime.testing.histories import history_checks
 from tidewal.runtime.testing.histories.client_history import ClientCall
 
 BOUND_S = 300.0
+MESSAGE_COUNTS = ("messages", "messages_later", "messages_cancelled", "messages_copied", "transactions")
 
 
 def verdict_of(ended: subprocess.Popen[str]) -> dict[str, Any]:
     out, _ = ended.communicate(timeout=BOUND_S)
     assert ended.returncode == 0, out
     return json.loads(out.splitlines()[-1])
+
+
+async def left_in(url: str) -> tuple[list[str], list[str]]:
+    """Channels and groups that are there."""
+    async with await open_wal(url, read_only=True) as wal:
+        return await wal.channels(), [group.name for group in await wal.groups()]
 
 
 @pytest.mark.kills
@@ -47,6 +55,25 @@ def test_processes_of_one_machine_are_killed(start: Start, tmp_path: Path, seed:
     assert sum(verdict["faults"].values()) == 10
     assert verdict["acknowledged"] > 100
     assert verdict["reads"] > 100
+
+
+@pytest.mark.kills
+def test_processes_that_serve_topics_are_killed(start: Start, tmp_path: Path, seed: int) -> None:
+    of_run = ["--topics", "--kills", 10, "--seed", seed, "--data", tmp_path / "run"]
+    verdict = verdict_of(start("verify", "kills", *of_run, "--json"))
+    assert verdict["held"]
+    assert sum(verdict["faults"].values()) == 10
+    assert min(verdict[kind] for kind in MESSAGE_COUNTS) > 0
+
+
+@pytest.mark.kills
+@pytest.mark.broker
+def test_nodes_on_brokers_that_serve_topics_are_killed(start: Start, broker_url: str, seed: int) -> None:
+    of_run = ["--topics", "--log", broker_url, "--kills", 5, "--seed", seed]
+    verdict = verdict_of(start("verify", "kills", *of_run, "--json"))
+    assert verdict["held"]
+    assert min(verdict[kind] for kind in MESSAGE_COUNTS) > 0
+    assert asyncio.run(left_in(broker_url)) == ([], [])
 
 
 @pytest.mark.kills
@@ -68,15 +95,7 @@ def test_nodes_on_brokers_are_killed_beside_spark(start: Start, broker_url: str,
     assert verdict["held"]
     assert sum(verdict["faults"].values()) == 10
     assert verdict["acknowledged"] > 100
-
-    async def left() -> list[str]:
-        wal = await open_wal(broker_url, read_only=True)
-        try:
-            return await wal.channels()
-        finally:
-            await wal.close()
-
-    assert asyncio.run(left()) == []
+    assert asyncio.run(left_in(broker_url)) == ([], [])
 
 
 @pytest.mark.slow
@@ -95,6 +114,24 @@ def test_a_row_that_is_lost_is_found_and_all_is_kept(
     assert "violated; 0 faults" in out
     assert "seed " in err
     assert (tmp_path / "run" / "client-1.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_a_message_that_was_copied_twice_is_found(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = TopicWork._copies
+
+    async def one_more(work: TopicWork) -> history_checks.Content:
+        found = await reading(work)
+        return [*found, *found[:1]]
+
+    monkeypatch.setattr(TopicWork, "_copies", one_more)
+    monkeypatch.setattr(kill_run, "SETTLED_WITHIN_S", 5.0)
+    status, out, _ = command("verify", "kills", "--topics", "--minutes", "0", "--data", tmp_path / "run")
+    assert status == VIOLATED
+    assert "is there 1 times too often" in out
+    assert "transactions; " in out
 
 
 async def test_a_key_that_a_strong_read_has_twice_is_found() -> None:

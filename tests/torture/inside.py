@@ -27,7 +27,6 @@ CHANNELS = 4
 TOPIC = "messages"  # of as many partitions as there are channels
 LATER = "later"  # the topic of messages that are due later, of as many partitions
 GROWING = "growing"  # the topic that gets more partitions and fewer, as many at most
-WHERE = "odd"  # the filter of the group that reads it, over a tag
 BRISK = MaintenancePace(turn_s=1, checkpoint_blocks=100, run_blocks=100)  # so that a round has many of each
 FULL = "disk-is-full"  # a file of this name beside the log makes the disk full
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from tidewal.actors.client import Client
 from tidewal.actors.topics.messages import TopicPack
+from tidewal.cli.kills.topic_client import ODD
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.groups.nack import Nack
 from tidewal.runtime.groups.processing import Semantics, process
@@ -21,7 +22,7 @@ from tidewal.runtime.groups.retry_policy import RetryPolicy
 from tidewal.runtime.groups.work import Member
 from tidewal.runtime.log.wal import Append, Delivered, Wal
 
-from .inside import TOPIC, WHERE, obey, open_log, tell
+from .inside import TOPIC, obey, open_log, tell
 
 SENT = "sent"  # the group that reads the topic
 RETRIED = "retried"  # the one that does so with a retry topic
@@ -50,7 +51,7 @@ class Copier:
         if self._group in (SENT, RETRIED):
             retry_topic = self._group == RETRIED
             return await self._client.subscribe(
-                TOPIC, group, where=WHERE, session_timeout_s=SESSION_S, retry_topic=retry_topic
+                TOPIC, group, where=ODD, session_timeout_s=SESSION_S, retry_topic=retry_topic
             )
         return await self._wal.join(group, [f"{self._prefix}-in-*"], session_timeout_s=SESSION_S)
 

@@ -26,6 +26,7 @@ from tests.brokers.producers import everything
 from tidewal.actors.client import Client
 from tidewal.actors.topics.retry_topics import retry_topic_name
 from tidewal.cli.kills.checked_client import NUMBERS, read_keys
+from tidewal.cli.kills.topic_client import passing
 from tidewal.runtime.delays.delayed import due_of
 from tidewal.runtime.errors import BadRecord, TidewalError, TopicNotFound
 from tidewal.runtime.log.names import Names
@@ -344,7 +345,7 @@ class Run:
     async def _passed_on(self, this: Round, sent: Sequence[checks.Content]) -> bool:
         for group in (SENT, RETRIED):
             for channel, content in zip(this.channels(group), sent, strict=True):
-                if len(await everything(self._wal, channel)) < len(_passing(content)):
+                if len(await everything(self._wal, channel)) < len(passing(content)):
                     return False
         return True
 
@@ -366,7 +367,7 @@ class Run:
         found = checks.appends(operations, {**inputs, **topics}) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
             of_topic = group in (SENT, RETRIED)
-            given = [_passing(content) for content in sent] if of_topic else list(inputs.values())
+            given = [passing(content) for content in sent] if of_topic else list(inputs.values())
             for content, made in zip(given, this.channels(group), strict=True):
                 exactly_once, ordered = semantics == "exactly_once", group != RETRIED
                 found += checks.copies(made, content, contents[made], exactly_once=exactly_once, ordered=ordered)
@@ -478,11 +479,6 @@ async def _records(reader: Wal, channel: str, prefix: str) -> list[Record]:
 
 def _content(records: Sequence[Record]) -> checks.Content:
     return [(each.id.hex(), bytes(each.body).decode()) for each in records]
-
-
-def _passing(content: checks.Content) -> checks.Content:
-    """What the group that reads the topic gets: messages with an odd number."""
-    return [(id, payload) for id, payload in content if int(payload.rpartition(":")[2]) % 2]
 
 
 async def patiently(call: Callable[[], Awaitable[Result]]) -> Result:
