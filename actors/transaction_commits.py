@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -32,7 +32,9 @@ from .cluster_member import ClusterMember
 from .local_owner import WritePart
 from .write_requests import SendAgain
 
-AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again, and about until the next attempt
+AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again, and about until the second attempt
+AGAIN_MAX_S = 5.0  # about until the next attempt behind many
+REMEMBERED = 4_096  # writes of which a door knows how many attempts have come to nothing
 
 
 class PrepareAt(Protocol):
@@ -64,6 +66,7 @@ class TransactionCommits:
         self._cluster, self._name, self._prepare_at, self._settle = cluster, name, prepare_at, settle
         self._attempts = itertools.count(1)
         self._aborting: set[asyncio.Task[None]] = set()
+        self._failed: dict[tuple[str, int], int] = {}  # by write how many attempts have come to nothing
 
     @property
     def _decisions(self) -> TransactionDecisions:
@@ -85,7 +88,23 @@ class TransactionCommits:
             self._prepare_at(owner, part, set(channels), deadline_s, attempt=id.attempt) for owner, channels in ordered
         ]
         channels = sorted(channel for _, theirs in ordered for channel in theirs)
-        return asyncio.ensure_future(self._commit(id, part, channels, prepares, began, until))
+        return asyncio.ensure_future(self._backing_off(id, self._commit(id, part, channels, prepares, began, until)))
+
+    async def _backing_off(self, id: TransactionId, attempt: Coroutine[object, object, Appended]) -> Appended:
+        """The outcome of an attempt. Where it comes to nothing the next one is put off, twice as long as the last time:
+        attempts that follow at once are in the way of each other, and of the writes that wait for their channels."""
+        write = (id.producer, id.pseq)
+        try:
+            appended = await attempt
+        except SendAgain:
+            failed = self._failed.pop(write, 0)
+            self._failed[write] = failed + 1
+            if len(self._failed) > REMEMBERED:  # some were given up
+                del self._failed[next(iter(self._failed))]
+            await asyncio.sleep(more_s(id, failed))
+            raise
+        self._failed.pop(write, None)
+        return appended
 
     async def _commit(
         self,
@@ -147,10 +166,22 @@ class TransactionCommits:
             await self._cluster.log.propose(decided(id, 0, [], self._decisions.count))
 
 
+def more_s(id: TransactionId, failed: int) -> float:
+    """How many seconds more than `AGAIN_S` to wait behind an attempt, before which `failed` others of the same write
+    came to nothing."""
+    longest_s = min(AGAIN_MAX_S, AGAIN_S * 2.0 ** min(failed, 16)) - AGAIN_S
+    return longest_s * _spread(id)
+
+
+def _spread(id: TransactionId) -> float:
+    """A factor from 0.5 to 1.5 that is another one for each attempt: two that were in each other's way are not so for
+    ever."""
+    return 0.5 + xxhash.xxh3_64_intdigest(id.attempt.encode()) / 2**64
+
+
 async def _again(id: TransactionId, why: str, *, unknown: bool) -> SendAgain:
-    """That the transaction is to be tried again, after a pause that is another one for each attempt: two that were in
-    each other's way are not so for ever."""
-    await asyncio.sleep(AGAIN_S * (0.5 + xxhash.xxh3_64_intdigest(id.attempt.encode()) / 2**64))
+    """That the transaction is to be tried again, after a pause."""
+    await asyncio.sleep(AGAIN_S * _spread(id))
     return SendAgain(f"the transaction is tried again: {why}", outcome_unknown=unknown)
 
 
