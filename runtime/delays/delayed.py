@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, cast
 from ..arguments import checked
 from ..clock import compose, physical_ms, to_timestamp
 from ..errors import BadRecord, InvalidRequest
-from ..log.record import Record, RecordType, Tags, TagValue
+from ..log.record import Record, RecordType, Tags, TagValue, make_record
 from ..log.wal import ChannelPolicy
 from ..ownership.batch import OWNERS_TAGS, recorded_source
 
@@ -128,14 +128,8 @@ def _users_tags(record: Record) -> dict[str, TagValue]:
 
 def _with_tags(record: Record, kind: RecordType, tags: Tags) -> Record:
     """A record with the content of `record`, and nothing of its stamps: it may be one that was read."""
-    return Record(
-        kind,
-        vchannel=record.vchannel,
-        key=record.key,
-        tags=tags,
-        trace=record.trace,
-        schema_version=record.schema_version,
-        body=record.body,
+    return make_record(
+        kind, 0, 0, 0, "", 0, None, record.vchannel, record.key, tags, record.trace, record.schema_version, record.body
     )
 
 

@@ -79,7 +79,7 @@ class RecordType(IntEnum):
     ABORT = 1021  # that transaction will write nothing here
 
 
-_TYPES = frozenset(map(int, RecordType))
+_TYPES = {int(each): each for each in RecordType}  # `RecordType(kind)` takes ten times as long
 
 # What channel owners append of their own accord, or for a collection as a whole: not data.
 CONTROL_TYPES = frozenset(
@@ -158,6 +158,69 @@ HEADER_FIELDS = tuple(each.name for each in fields(Record) if each.name not in (
 """The fields of a header, in order."""
 
 
+class _OpenRecord:
+    """A `Record` whose fields are being set: a frozen one sets each by a call, which takes four times as long."""
+
+    __slots__ = tuple(each.name for each in fields(Record))  # as `Record` has them: so it can become one
+
+    def __init__(
+        self,
+        kind: RecordType,
+        ts: int,
+        term: int,
+        cseq: int,
+        producer: str,
+        pseq: int,
+        part: BatchPart | None,
+        vchannel: str,
+        key: bytes,
+        tags: Tags,
+        trace: str,
+        schema_version: int,
+        body: Payload,
+        id: bytes,
+    ) -> None:
+        self.type = kind
+        self.ts = ts
+        self.term = term
+        self.cseq = cseq
+        self.producer = producer
+        self.pseq = pseq
+        self.part = part
+        self.vchannel = vchannel
+        self.key = key
+        self.tags = tags
+        self.trace = trace
+        self.schema_version = schema_version
+        self.body = body
+        self.id = id
+        self.headers: Headers = ()
+
+
+def make_record(
+    kind: RecordType,
+    ts: int,
+    term: int,
+    cseq: int,
+    producer: str,
+    pseq: int,
+    part: BatchPart | None,
+    vchannel: str,
+    key: bytes,
+    tags: Tags,
+    trace: str,
+    schema_version: int,
+    body: Payload,
+    id: bytes = b"",
+) -> Record:
+    """`Record` with these fields, on the hot paths of reading and of appending: in a quarter of the time."""
+    made: Any = _OpenRecord(
+        kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version, body, id
+    )
+    made.__class__ = Record
+    return made
+
+
 def header_of(record: Record) -> tuple[Any, ...]:
     """The header of `record`, as `read_header` finds it in its bytes."""
     return (
@@ -228,7 +291,10 @@ def _are_tags(tags: object) -> bool:
     if not isinstance(tags, dict):
         return False
     found = cast("dict[object, object]", tags)
-    return all(isinstance(name, str) and isinstance(value, _TAG_TYPES) for name, value in found.items())
+    for name, value in found.items():  # noqa: SIM110 - `all` takes twice as long, on the hot path
+        if not (isinstance(name, str) and isinstance(value, _TAG_TYPES)):
+            return False
+    return True
 
 
 def _unfit(record: Record) -> InvalidRequest:
@@ -334,8 +400,8 @@ def _from_fields(header: tuple[Any, ...], body: memoryview, id: bytes) -> Record
     if fault:
         raise BadRecord(f"unreadable header: {fault}", reason="header")
     kind, ts, term, cseq, producer, pseq, part, vchannel, key, tags, trace, schema_version = header
-    return Record(
-        RecordType(kind),
+    return make_record(
+        _TYPES[kind],
         ts,
         term,
         cseq,

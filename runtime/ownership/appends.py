@@ -203,7 +203,11 @@ class Appends:
         """The channels of `records`, and a timestamp for them. With `hold` they may have prepared transactions."""
         owned: list[OwnedChannel] = []
         ts = self._timestamp()
+        own: OwnedChannel | None = None
         for channel, _ in records:
+            if own is not None and own.channel == channel:
+                owned.append(own)
+                continue
             own = promising_channel(self._owned, channel, ts)
             if own.prepared and not hold:
                 own.prepared.turned_away_s = self._clock.clock.monotonic()

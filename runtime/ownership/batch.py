@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from ..errors import OutcomeUnknown, TidewalError, Unavailable
-from ..log.record import BatchPart, Record
+from ..log.record import BatchPart, Record, make_record
 from .acks import Opened
 from .owned_channel import OwnedChannel
 from .prepared import ATTEMPT, PREPARED_TYPE, TransactionId
@@ -116,12 +116,13 @@ def number(batch: AppendBatch, owned: Sequence[OwnedChannel], records: Sequence[
         part = parts.get(channel)
         if part is None:
             part = parts[channel] = AppendPart(batch, own)
-        size = len(record.body)
-        cseq = own.next(size)
+        own.cseq = cseq = own.cseq + 1
         cseqs.append(cseq)
         part.cseqs.append(cseq)
         part.last = place
-        part.size += size
+        part.size += len(record.body)
+    for part in parts.values():
+        part.own.unsave(len(part.cseqs), part.size)
     batch.parts = list(parts.values())
     batch.records, batch.unreleased = len(records), len(parts)
     return cseqs
@@ -178,16 +179,20 @@ def prepared(
 
 def sourced(source: str, offset: bytes, record: Record) -> Record:
     """The record as the log must have it, so that a next owner knows how far the source has come."""
-    return Record(  # `replace` takes four times as long
+    return make_record(
         record.type,
-        producer=record.producer,
-        pseq=record.pseq,
-        vchannel=record.vchannel,
-        key=record.key,
-        tags={**record.tags, SOURCE: source, SOURCE_OFFSET: offset},
-        trace=record.trace,
-        schema_version=record.schema_version,
-        body=record.body,
+        0,
+        0,
+        0,
+        record.producer,
+        record.pseq,
+        None,
+        record.vchannel,
+        record.key,
+        {**record.tags, SOURCE: source, SOURCE_OFFSET: offset},
+        record.trace,
+        record.schema_version,
+        record.body,
     )
 
 

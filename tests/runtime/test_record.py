@@ -27,6 +27,7 @@ from tidewal.runtime.log.record import (
     RecordType,
     decode,
     encode,
+    make_record,
     read_header,
     stamp,
 )
@@ -68,6 +69,15 @@ def framed(header: bytes, body: bytes = b"", version: int = 1) -> bytes:
     """A record with a good checksum around any header."""
     rest = header + bytes(-len(header) % BODY_ALIGNMENT) + body
     return struct.pack("<2sBBIQ", b"TW", version, 0, len(header), xxhash.xxh3_64_intdigest(rest)) + rest
+
+
+def test_a_record_made_in_a_hurry_is_as_any_other():
+    fields = (RecordType.ROWS, 1, 2, 3, "p", 4, BatchPart(1, 0, 1), "v", b"key", {"tag": 1}, "trace", 5, b"body", b"id")
+    made = make_record(*fields)
+    assert made == Record(*fields)
+    assert type(made) is Record
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.ts = 9  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.slow
