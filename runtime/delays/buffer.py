@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from .delayed import DelayedId, DelayedMessage
@@ -20,8 +19,7 @@ class DelayedPlace(NamedTuple):
     cseq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """A message, or its cancellation, where it was read last."""
 
     message: DelayedMessage
@@ -30,7 +28,8 @@ class Pending:
     @property
     def size(self) -> int:
         """Bytes in memory."""
-        return OVERHEAD_BYTES + (len(self.message.record.body) if self.message.record is not None else 0)
+        record = self.message.record
+        return OVERHEAD_BYTES + len(record.body) if record is not None else OVERHEAD_BYTES
 
 
 class DelayBuffer:
@@ -121,20 +120,22 @@ class DelayBuffer:
         wall clock; each once: at most `count`, and no more once they have `size` bytes. Cancelled ones are passed over.
         Call `finish` when the messages are released."""
         found: list[DelayedMessage] = []
+        order, get, handed_out = self._order, self._pending.get, self._handed_out
         end = DelayedId(upto + 1, 0, 0).to_bytes()
-        while len(found) < count and size > 0 and self._order and self._order[0] < end:
-            id = self._order[0]
-            pending = self._pending.get(id)
+        while order and order[0] < end and len(found) < count and size > 0:
+            id = order[0]
+            pending = get(id)
             if pending is not None and pending.message.due_ms > wall_ms:
                 break
-            heapq.heappop(self._order)
+            heapq.heappop(order)
             if pending is None:
                 continue
-            self._handed_out.append(id)
-            self.bytes -= pending.size  # what is on its way makes no room by leaving out what comes next
+            handed_out.append(id)
+            taken = pending.size
+            self.bytes -= taken  # what is on its way makes no room by leaving out what comes next
             if pending.message.record is not None:
                 found.append(pending.message)
-                size -= pending.size
+                size -= taken
         return found
 
     def finish(self) -> None:

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final, TypeVar
 
 from ..clock import HybridClock
@@ -211,8 +210,10 @@ class Releaser:
         while messages is None or messages:
             wall_ms = self._clock.clock.wall_ms()
             messages = self._buffer.hand_out(upto, wall_ms, RELEASED_AT_ONCE, RELEASED_BYTES)
-            by_channel = groupby(sorted(messages, key=lambda each: (each.channel, each.id)), lambda each: each.channel)
-            releases = [self._release(channel, list(batch)) for channel, batch in by_channel]
+            by_channel: dict[str, list[DelayedMessage]] = {}
+            for message in messages:
+                by_channel.setdefault(message.channel, []).append(message)
+            releases = [self._release(channel, batch) for channel, batch in by_channel.items()]
             for result in await asyncio.gather(*releases, return_exceptions=True):
                 if result is not None:
                     raise result
@@ -222,7 +223,7 @@ class Releaser:
         try:
             await self._patiently(lambda: self._append(channel, messages))
             self.counts.released += len(messages)
-            self._released([each for each in messages if each.record is not None])
+            self._released(messages)
         except (MessageTooLarge, ChannelNotFound) as error:
             if len(messages) > 1:
                 for message in messages:

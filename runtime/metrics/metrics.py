@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 from ..arguments import checked
 from ..errors import InvalidRequest
 from ..log.opening import installed_backends
+from .batch_histogram import BatchHistogram
 from .metric import BATCH_BUCKETS, COMMIT_SECONDS_BUCKETS, Metric, counter, gauge, milliseconds, seconds, sizes
 from .watched_gauge import WatchedGauge
 
@@ -418,9 +419,11 @@ class Metrics:
         assert isinstance(family, WatchedGauge)
         family.watch(self._values(name, labels), function)
 
-    def histogram(self, name: str, **labels: str) -> Histogram:
-        """Return the series to call `observe` on, in the table's unit."""
-        return self._series(name, Histogram, labels)
+    def histogram(self, name: str, **labels: str) -> BatchHistogram:
+        """Return the series to call `observe` on, or `observe_all`, in the table's unit."""
+        series = self._series(name, Histogram, labels)
+        assert isinstance(series, BatchHistogram)
+        return series
 
     def forget(self, label: str, value: str) -> None:
         """Drop every series with this label value: call it when a channel or collection leaves the node.
@@ -501,4 +504,4 @@ def _family(metric: Metric, registry: CollectorRegistry) -> Counter | Gauge | Hi
         return Counter(metric.full_name, metric.meaning, labels, registry=registry)
     if metric.kind == "gauge":
         return WatchedGauge(metric.full_name, metric.meaning, labels, registry=registry)
-    return Histogram(metric.full_name, metric.meaning, labels, registry=registry, buckets=metric.buckets)
+    return BatchHistogram(metric.full_name, metric.meaning, labels, registry=registry, buckets=metric.buckets)

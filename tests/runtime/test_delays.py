@@ -240,7 +240,7 @@ def test_a_fault_in_releasing_ends_the_producer(monkeypatch: pytest.MonkeyPatch,
     async def main() -> None:
         wal = MemoryWal(MemoryLog())
         async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
-            monkeypatch.setattr(releaser, "groupby", None)
+            monkeypatch.setattr(releaser, "RELEASED_AT_ONCE", None)
             await producer.schedule([("orders-0", b"one")], deliver_after_s=1)
             await asyncio.sleep(10)
             with pytest.raises(TidewalError, match="cannot be sent"):

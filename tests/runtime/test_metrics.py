@@ -49,6 +49,23 @@ def test_every_metric_of_the_table_can_be_used_and_is_shown():
     assert {sample.labels["node_id"] for sample in samples if sample.name.startswith("tidewal_")} == {"n1"}
 
 
+def test_amounts_observed_together_count_as_each_of_them():
+    amounts = [-1.0, 0.0, 0.005, 0.0051, 0.3, 0.3, 1e9]
+    one_by_one, together = Metrics("n1"), Metrics("n1")
+    for amount in amounts:
+        one_by_one.histogram("streamingnode_delayed_late_seconds").observe(amount)
+    together.histogram("streamingnode_delayed_late_seconds").observe_all(amounts)
+    shown = [_samples_of(each, "tidewal_streamingnode_delayed_late_seconds") for each in (one_by_one, together)]
+    assert shown[0] == shown[1]
+    assert together.value("streamingnode_delayed_late_seconds") == len(amounts)
+
+
+def _samples_of(metrics: Metrics, name: str) -> dict[tuple[str, str], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    samples = [sample for family in families if family.name == name for sample in family.samples]
+    return {(sample.name, sample.labels.get("le", "")): sample.value for sample in samples}
+
+
 def test_the_process_and_what_runs_in_it_are_shown():
     families = text_string_to_metric_families(Metrics("n1").render().decode())
     samples = {sample.name: sample for family in families for sample in family.samples}
