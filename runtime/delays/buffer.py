@@ -92,7 +92,8 @@ class DelayBuffer:
             self._pending[id] = pending
             self.bytes += pending.size
             heapq.heappush(self._order, id)
-            self._shrink()
+            if self.bytes > self._limit:
+                self._shrink()
 
     def _replace(self, id: bytes, known: Pending, pending: Pending) -> None:
         if known.message.record is None and pending.message.record is not None:

@@ -27,6 +27,7 @@ KIND = "tidewal.kind"  # tag: the record's type in its channel, where that is no
 ID, AT = "tidewal.id", "tidewal.at"  # tags of what is written again: a message's id, a cancellation's first timestamp
 
 _ID = struct.Struct(">QQI")
+_KINDS = {None: RecordType.ROWS, **{int(each): each for each in DELAYABLE}}  # by the tag
 _OWN_TAGS = frozenset({CHANNEL, DUE, KIND, ID, *OWNERS_TAGS})  # which the message in its channel does not have
 
 
@@ -154,13 +155,14 @@ def read_delayed(record: Record) -> DelayedMessage | None:
         return _read_cancellation(record)
     if record.type is not RecordType.DELAYED:
         return None
-    id, channel, due, kind = (record.tags.get(tag) for tag in (ID, CHANNEL, DUE, KIND))
-    if not isinstance(channel, str) or not isinstance(due, int) or kind not in (None, *DELAYABLE):
+    tag = record.tags.get
+    id, channel, due, kind = tag(ID), tag(CHANNEL), tag(DUE), _KINDS.get(cast("int | None", tag(KIND)))
+    if not isinstance(channel, str) or not isinstance(due, int) or kind is None:
         raise BadRecord("a delayed message without its channel, its due time or its type", reason="header")
     if not isinstance(id, bytes):
-        id = DelayedId.of(due, record.ts, record.part.number if record.part is not None else 0).to_bytes()
-    content = _with_tags(record, RecordType.ROWS if kind is None else RecordType(kind), _users_tags(record))
-    return DelayedMessage(id, channel, content, due)
+        ts, part = record.ts, record.part
+        id = _ID.pack(max(compose(due), ts), ts, 0 if part is None else part.number)  # as `DelayedId.of` has it
+    return DelayedMessage(id, channel, _with_tags(record, kind, _users_tags(record)), due)
 
 
 def due_of(record: Record) -> int:

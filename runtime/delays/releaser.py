@@ -154,25 +154,32 @@ class Releaser:
     async def _read(self) -> None:
         async with reading(self._wal, self._channel, self._start) as batches:
             async for entries in batches:
-                for record in self._reader.accept(entries):
-                    # from its middle a batch cannot be read again by a process that begins there
-                    if record.part is None or record.part.number == 0:
-                        self._place = DelayedPlace(record.id, record.term, record.cseq)
-                    self._take(record)
-                self._read_bytes += sum(len(entry.payload) + OVERHEAD_BYTES for entry in entries)
+                self._take(self._reader.accept(entries))
+                self._read_bytes += sum([len(entry.payload) + OVERHEAD_BYTES for entry in entries])
                 self._moved.set()
 
-    def _take(self, record: Record) -> None:
+    def _take(self, records: Sequence[Record]) -> None:
+        released: dict[str, bytes] = {}  # up to which id, by channel
+        for record in records:
+            # from its middle a batch cannot be read again by a process that begins there
+            if record.part is None or record.part.number == 0:
+                self._place = DelayedPlace(record.id, record.term, record.cseq)
+            message = self._message_of(record)
+            if message is None:
+                continue
+            upto = released.get(message.channel)
+            if upto is None:
+                upto = released[message.channel] = self._owner.source_offset(self._source, message.channel)
+            if message.id > upto:
+                self._buffer.add(Pending(message, self._place))
+
+    def _message_of(self, record: Record) -> DelayedMessage | None:
+        """What the record says, where its owner has written it."""
         try:
-            message = read_delayed(record)
+            return read_delayed(record) if record.term else None
         except BadRecord as error:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
-            return
-        if message is not None and record.term and not self._is_released(message):
-            self._buffer.add(Pending(message, self._place))
-
-    def _is_released(self, message: DelayedMessage) -> bool:
-        return message.id <= self._owner.source_offset(self._source, message.channel)
+            return None
 
     def _bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
         _log.error("an entry of %s cannot be read: %s", channel, error)

@@ -311,9 +311,9 @@ def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch
     read: list[int] = []
     take = releaser.Releaser._take
 
-    def counted(self: releaser.Releaser, record: Record) -> None:
-        read.append(record.cseq)
-        take(self, record)
+    def counted(self: releaser.Releaser, records: Sequence[Record]) -> None:
+        read.extend(record.cseq for record in records)
+        take(self, records)
 
     monkeypatch.setattr(releaser.Releaser, "_take", counted)
 
