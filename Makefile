@@ -9,6 +9,8 @@ SHELL := bash
 # A virtual environment that happens to be active must not receive this project's packages.
 unexport VIRTUAL_ENV
 unexport PYTHONPATH
+# Tests start hundreds of Pythons, and each would compile Tidewal, and each process of pytest all of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 UV_VERSION := 0.13.8
@@ -52,9 +54,9 @@ quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take sec
 test: setup ## Run each feature's tests, on each log and with Spark; options go into ARGS
 	@$(PYTEST) --numprocesses 3 -m "not long and not kills" $(ARGS)
 
+# Four: two of the kill series side by side, which wait most of the time, and two of the rest.
 test-all: test ## Run the rest, too: repetitions, every log for everything, and the kill series
-	@$(PYTEST) --numprocesses 3 -m "long and not kills" $(ARGS)
-	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
+	@$(PYTEST) --numprocesses 4 -m "long or kills" $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
 	@$(BIN)/python -m tests.torture $(ARGS)
