@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -11,11 +12,24 @@ T = TypeVar("T")
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Return when the first of `waits` has ended, and cancel the others. Raises what it raised."""
+    async with begun(*waits) as tasks:
+        await first_ended(tasks)
+
+
+async def first_ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Return when one of the tasks has ended. Raises what it raised."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+
+
+@asynccontextmanager
+async def begun(*waits: Coroutine[Any, Any, object]) -> AsyncGenerator[list[asyncio.Task[Any]]]:
+    """The tasks of `waits`, which see what happens from now on; the end of the context ends them. Each is a task at
+    once: a coroutine that holds others, and is cancelled before its first step, would leave these without an end."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        yield tasks
     finally:
         await ended(*tasks)
 

@@ -22,7 +22,7 @@ from ...runtime.log.names import delay_channel_of, pchannel_of
 from ...runtime.log.record import RecordType
 from ...runtime.log.wal import Append
 from ...runtime.ownership import ChannelOwner
-from ...runtime.waiting import ended, first_of
+from ...runtime.waiting import begun, ended, first_ended
 from ..node import Node
 
 AGAIN_S = 10.0  # after an error that is no one's to wait out
@@ -63,9 +63,9 @@ class TopicDelays:
         """Release what is due, until cancelled."""
         try:
             while True:
-                changed = first_of(self._node.local_owner.changed(), self._catalog.changed())
-                await self._follow()
-                await changed
+                async with begun(self._node.local_owner.changed(), self._catalog.changed()) as changes:
+                    await self._follow()
+                    await first_ended(changes)
         finally:
             await self._end(list(self._running))
             self._watch()

@@ -16,7 +16,7 @@ from ...runtime.errors import OutcomeUnknown, PreconditionFailed, TidewalError, 
 from ...runtime.log.record import Record
 from ...runtime.ownership import Appended, ChannelOwner
 from ...runtime.ownership.prepared import PreparedTransaction, TransactionId
-from ...runtime.waiting import ended, first_of
+from ...runtime.waiting import begun, ended
 from ..node import Node
 
 UNDECIDED_S: Final = 0.5  # after which a participant has a transaction aborted
@@ -50,13 +50,10 @@ class TransactionParticipant:
         try:
             while True:
                 waits = self._node.cluster.changed(), self._changed.wait(), self._node.local_owner.changed()
-                changed = asyncio.create_task(first_of(*waits))
-                try:
+                async with begun(*waits) as changes:
                     busy = self._look()
                     await self._report()
-                    await asyncio.wait([changed], timeout=LOOK_S if busy else None)
-                finally:
-                    await ended(changed)
+                    await asyncio.wait(changes, timeout=LOOK_S if busy else None, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await ended(*self._proposing.values())
 
