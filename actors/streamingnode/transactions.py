@@ -19,7 +19,9 @@ from ...runtime.ownership.prepared import PreparedTransaction, TransactionId
 from ...runtime.waiting import begun, ended
 from ..node import Node
 
-UNDECIDED_S: Final = 0.5  # after which a participant has a transaction aborted
+UNDECIDED_S: Final = 0.5  # after which a participant has a transaction aborted: of a write the first attempt
+UNDECIDED_MAX_S: Final = 8.0  # and one behind many that were aborted so
+REMEMBERED = 4_096  # writes of which it is known here how many attempts were aborted so
 LOOK_S: Final = 0.1  # between two looks at what is prepared
 REPORT_S: Final = 1.0  # between two reports of what is written
 PREPARED, DECIDED = "streamingnode_prepared_transaction_num", "streamingnode_decided_transaction_total"
@@ -37,6 +39,7 @@ class TransactionParticipant:
         self._node, self._catalog, self._owner, self._written = node, catalog, owner, written
         self._changed = asyncio.Event()
         self._proposing: dict[TransactionId, asyncio.Task[None]] = {}
+        self._undecided: dict[tuple[str, int], int] = {}  # by write how many attempts were not decided in time
         self._lost: dict[tuple[str, TransactionId], bool] = {}  # by channel, of what is not prepared there
         self._reported_s = 0.0
         node.metrics.gauge(PREPARED).set_function(lambda: sum(map(len, owner.prepared().values())))
@@ -109,10 +112,16 @@ class TransactionParticipant:
                 self._owner.abort(channel, each.id)
                 self._node.metrics.counter(DECIDED, outcome="aborted").inc()
                 self._let_in(channel)
-            elif asyncio.get_running_loop().time() - each.since >= UNDECIDED_S and each.id not in self._proposing:
+            elif each.id not in self._proposing and self._is_overdue(each):
                 self._proposing[each.id] = asyncio.create_task(self._propose_abort(each.id), name=f"abort {each.id}")
         if commits:
             self._commit_next(channel, commits, transactions)
+
+    def _is_overdue(self, transaction: PreparedTransaction) -> bool:
+        """Whether it should have been decided. Where other owners, or the log, take longer than that, each attempt of a
+        write would be aborted: the next one is given twice the time."""
+        patience_s = UNDECIDED_S * 2.0 ** min(self._undecided.get(transaction.id[:2], 0), 16)
+        return asyncio.get_running_loop().time() - transaction.since >= min(UNDECIDED_MAX_S, patience_s)
 
     def _commit_next(
         self, channel: str, commits: dict[TransactionId, int], transactions: Sequence[PreparedTransaction]
@@ -146,7 +155,10 @@ class TransactionParticipant:
     async def _propose_abort(self, id: TransactionId) -> None:
         try:
             await self._node.cluster.log.propose(decided(id, 0, [], self._decisions.count))
-            _log.info("%s was not decided within %g s, and is aborted", id, UNDECIDED_S)
+            _log.info("%s was not decided in time, and is aborted", id)
+            self._undecided[id[:2]] = self._undecided.pop(id[:2], 0) + 1
+            if len(self._undecided) > REMEMBERED:  # these are no longer tried, or are long committed
+                del self._undecided[next(iter(self._undecided))]
         except PreconditionFailed:  # it is decided by now
             pass
         except TidewalError as error:

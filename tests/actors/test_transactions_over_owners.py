@@ -66,6 +66,18 @@ class RefusingWal(SimulatedWal):
             super().submit(entries, done)
 
 
+class SlowWal(SimulatedWal):
+    """A log that takes a while for all that comes to some channels."""
+
+    slow: frozenset[str] = frozenset()
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        if SlowWal.slow.isdisjoint(each.channel for each in entries):
+            super().submit(entries, done)
+        else:
+            asyncio.get_running_loop().call_later(1.2 * transactions.UNDECIDED_S, super().submit, entries, done)
+
+
 @pytest.fixture
 async def nodes(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[Nodes]:
     """Several nodes, each owner of some channels."""
@@ -281,6 +293,28 @@ async def test_a_log_that_takes_no_commit_is_asked_now_and_then(
                 RefusingWal.refusing = False
                 await committing
             assert await client.count("numbers", at=t.result.ts) == 10
+    finally:
+        await nodes.stop()
+
+
+async def test_owners_wait_longer_for_the_next_attempt_where_one_took_too_long(
+    home, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that had been given the same time again would have aborted each."""
+    nodes = Nodes(tmp_path, rng, SlowWal)
+    try:
+        for name in "ab":
+            await nodes.start(name)
+        async with nodes.client() as client:
+            await client.create_collection(NUMBERS, shards=2)
+            [slow, _] = sorted(name for name in nodes.owners() if "dml" in name)[:2]
+            monkeypatch.setattr(SlowWal, "slow", frozenset({slow}))
+            t = client.transaction(deadline_s=60)
+            await t.insert("numbers", [{"id": n, "value": 1} for n in range(10)])
+            began_s = nodes.now_s()
+            result = await t.commit()
+            assert nodes.now_s() - began_s < 10
+            assert await client.count("numbers", at=result.ts) == 10
     finally:
         await nodes.stop()
 
