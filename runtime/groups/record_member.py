@@ -123,6 +123,11 @@ class RecordMember(AsyncIterator[RecordPack]):
         return self._member.group
 
     @property
+    def dead_letters(self) -> str:
+        """The channel of its group's dead letters."""
+        return self._letters.channel
+
+    @property
     def channels(self) -> frozenset[str]:
         """The channels this member has now."""
         return self._member.channels

@@ -38,7 +38,8 @@ from .error_text import error_text
 from .group_letters import GroupLetters
 from .metadata_layers import Layer, unwrap, wrap
 from .nack import Nack
-from .retry_policy import RetryPolicy
+from .record_member import RecordMember
+from .retry_policy import GROUP_DEAD_LETTERS, RetryPolicy
 from .retry_topic import WithRetryTopic, retry_topic_of
 from .work import (
     Batch,
@@ -164,7 +165,8 @@ class Retries(Generic[D]):
             raise InvalidRequest(
                 "state by key is with a partition, and a retry topic has others: subscribe without one"
             )
-        self._letters = GroupLetters(wal, member.group, policy.dead_letters, clock)
+        own = member.dead_letters if isinstance(member, RecordMember) else GROUP_DEAD_LETTERS
+        self._letters = GroupLetters(wal, member.group, policy.dead_letters or own, clock)
         self._chance = random.Random(policy.seed)
         self._held: dict[str, _Held[D]] = {}
         self._errors: dict[str, tuple[bytes, Exception]] = {}  # of entries that went back: the last error, by channel

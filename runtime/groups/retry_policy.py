@@ -16,8 +16,9 @@ GROUP_DEAD_LETTERS = Names().group_dead_letters
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """An entry whose handler fails is tried again after a pause, and after the last of its `attempts` it becomes a dead
-    letter of the group, in the channel `dead_letters`. A failure at a batch of several counts for none of them: they
-    are tried one by one then.
+    letter of the group, in the channel `dead_letters`. Without that it is in the one of the member:
+    `GROUP_DEAD_LETTERS`, or of topics that of their cluster. A failure at a batch of several counts for none of them:
+    they are tried one by one then.
 
     The pause behind attempt n is between a half and the whole of `first_pause_s` * 2**(n-1), at most `last_pause_s`
     (seconds); `seed` makes the pauses of a run the same each time. A handler's error of the types `permanent` makes the
@@ -36,7 +37,7 @@ class RetryPolicy:
     ack_timeout_s: float | None = None
     permanent: tuple[type[Exception], ...] = ()
     transient: tuple[type[Exception], ...] = ()
-    dead_letters: str = GROUP_DEAD_LETTERS
+    dead_letters: str = ""
     seed: int | None = None
 
     def __post_init__(self) -> None:

@@ -269,6 +269,27 @@ def test_a_bad_record_goes_to_the_handler_or_becomes_a_letter_and_the_channel_go
     run_virtual(main())
 
 
+@pytest.mark.parametrize(("policy", "channel"), [(RetryPolicy(1), "own"), (RetryPolicy(1, dead_letters="x"), "x")])
+def test_what_a_handler_cannot_process_goes_to_the_letters_of_the_member(policy, channel):
+    """As those of a cluster's topics do, whose prefix they have."""
+
+    async def main():
+        wal = MemoryWal()
+        await wal.create_channel("c", ChannelPolicy())
+        await wal.append("c", row(1, 1))
+        member = RecordMember(wal, await wal.join("g", ["c"]), dead_letters="own")
+
+        async def handle(pack):
+            raise ArithmeticError
+
+        await process(wal, member, handle, EXACTLY, retry=policy, timeout_s=60)
+        assert len(wal.log.channels[channel].entries) == 1
+        assert GROUP_DEAD_LETTERS not in await wal.channels()
+        await member.aclose()
+
+    run_virtual(main())
+
+
 def test_two_acknowledgements_at_once_that_pass_a_bad_record_make_one_letter():
     async def main():
         log = MemoryLog()
