@@ -54,9 +54,9 @@ quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take sec
 test: setup ## Run each feature's tests, on each log and with Spark; options go into ARGS
 	@$(PYTEST) --numprocesses 3 -m "not long and not kills" $(ARGS)
 
-# Four: two of the kill series side by side, which wait most of the time, and two of the rest.
 test-all: test ## Run the rest, too: repetitions, every log for everything, and the kill series
-	@$(PYTEST) --numprocesses 4 -m "long or kills" $(ARGS)
+	@$(PYTEST) --numprocesses 3 -m "long and not kills" $(ARGS)
+	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
 	@$(BIN)/python -m tests.torture $(ARGS)

@@ -67,17 +67,6 @@ def test_processes_that_serve_topics_are_killed(start: Start, tmp_path: Path, se
 
 
 @pytest.mark.kills
-@pytest.mark.broker
-@pytest.mark.parametrize("broker_url", ["kafka"], indirect=True)
-def test_nodes_on_brokers_that_serve_topics_are_killed(start: Start, broker_url: str, seed: int) -> None:
-    of_run = ["--topics", "--log", broker_url, "--kills", 5, "--seed", seed]
-    verdict = verdict_of(start("verify", "kills", *of_run, "--json"))
-    assert verdict["held"]
-    assert min(verdict[kind] for kind in MESSAGE_COUNTS) > 0
-    assert asyncio.run(left_in(broker_url)) == ([], [])
-
-
-@pytest.mark.kills
 def test_processes_with_tables_in_a_bucket_are_killed(start: Start, bucket: str, seed: int) -> None:
     tables = f"{bucket}/below"
     verdict = verdict_of(start("verify", "kills", "--kills", 5, "--seed", seed, "--tables", tables, "--json"))
