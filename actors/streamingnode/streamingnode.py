@@ -157,8 +157,8 @@ class StreamingNode(Role):
         where the time has passed that, with the wall clock or with that of a node which is far ahead."""
         extended = True
         while True:
-            for _ in range(round(EXTEND_S / EXTEND_AGAIN_S)):
-                await asyncio.sleep(EXTEND_AGAIN_S)
+            for _ in range(max(1, round(EXTEND_S / EXTEND_AGAIN_S))):
+                await asyncio.sleep(min(EXTEND_S, EXTEND_AGAIN_S))
                 if not extended or self._owner.is_over_limit:
                     break
             extended = await self._grants.extend()
