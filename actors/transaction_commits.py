@@ -29,12 +29,12 @@ from ..runtime.log.wal import Capabilities
 from ..runtime.ownership import Appended
 from ..runtime.ownership.prepared import TransactionId
 from .cluster_member import ClusterMember
+from .failed_attempts import FailedAttempts
 from .local_owner import WritePart
 from .write_requests import SendAgain
 
 AGAIN_S = 0.05  # until a decision that the log has not taken is proposed again, and about until the second attempt
 AGAIN_MAX_S = 5.0  # about until the next attempt behind many
-REMEMBERED = 4_096  # writes of which a door knows how many attempts have come to nothing
 
 
 class PrepareAt(Protocol):
@@ -66,7 +66,7 @@ class TransactionCommits:
         self._cluster, self._name, self._prepare_at, self._settle = cluster, name, prepare_at, settle
         self._attempts = itertools.count(1)
         self._aborting: set[asyncio.Task[None]] = set()
-        self._failed: dict[tuple[str, int], int] = {}  # by write how many attempts have come to nothing
+        self._failed = FailedAttempts()
 
     @property
     def _decisions(self) -> TransactionDecisions:
@@ -93,17 +93,15 @@ class TransactionCommits:
     async def _backing_off(self, id: TransactionId, attempt: Coroutine[object, object, Appended]) -> Appended:
         """The outcome of an attempt. Where it comes to nothing the next one is put off, twice as long as the last time:
         attempts that follow at once are in the way of each other, and of the writes that wait for their channels."""
-        write = (id.producer, id.pseq)
+        write = id[:2]
         try:
             appended = await attempt
         except SendAgain:
-            failed = self._failed.pop(write, 0)
-            self._failed[write] = failed + 1
-            if len(self._failed) > REMEMBERED:  # some were given up
-                del self._failed[next(iter(self._failed))]
-            await asyncio.sleep(more_s(id, failed))
+            pause_s = self._failed.doubled_s(write, AGAIN_S, AGAIN_MAX_S)
+            self._failed.add(write)
+            await asyncio.sleep(pause_s * _spread(id))
             raise
-        self._failed.pop(write, None)
+        self._failed.forget(write)
         return appended
 
     async def _commit(
@@ -121,7 +119,7 @@ class TransactionCommits:
             return prepared[0]  # an earlier attempt was committed
         if len(prepared) < len(results) or any(each.repeated for each in prepared):
             self._abort_aside(id)
-            error = await _why(id, [each for each in results if isinstance(each, BaseException)])
+            error = _why([each for each in results if isinstance(each, BaseException)])
             committed = any(each.repeated for each in prepared)  # an earlier attempt, which others write yet
             raise of_unknown_outcome(error) if committed and isinstance(error, TidewalError) else error
         try:
@@ -132,7 +130,7 @@ class TransactionCommits:
                 return Appended(ts, part.rows, repeated=False)
         except TidewalError as error:  # whatever it says, the transaction is committed, or may be
             raise of_unknown_outcome(error) from None
-        raise await _again(id, "its owners have aborted it", unknown=False)
+        raise _again("its owners have aborted it", unknown=False)
 
     async def _decide(self, id: TransactionId, ts: int, channels: Sequence[str], began: int, until: float) -> int:
         """Have it decided; returns the timestamp of the commit, 0 where it is aborted. While the log says no more than
@@ -166,26 +164,17 @@ class TransactionCommits:
             await self._cluster.log.propose(decided(id, 0, [], self._decisions.count))
 
 
-def more_s(id: TransactionId, failed: int) -> float:
-    """How many seconds more than `AGAIN_S` to wait behind an attempt, before which `failed` others of the same write
-    came to nothing."""
-    longest_s = min(AGAIN_MAX_S, AGAIN_S * 2.0 ** min(failed, 16)) - AGAIN_S
-    return longest_s * _spread(id)
-
-
 def _spread(id: TransactionId) -> float:
     """A factor from 0.5 to 1.5 that is another one for each attempt: two that were in each other's way are not so for
     ever."""
     return 0.5 + xxhash.xxh3_64_intdigest(id.attempt.encode()) / 2**64
 
 
-async def _again(id: TransactionId, why: str, *, unknown: bool) -> SendAgain:
-    """That the transaction is to be tried again, after a pause."""
-    await asyncio.sleep(AGAIN_S * _spread(id))
+def _again(why: str, *, unknown: bool) -> SendAgain:
     return SendAgain(f"the transaction is tried again: {why}", outcome_unknown=unknown)
 
 
-async def _why(id: TransactionId, errors: Sequence[BaseException]) -> BaseException:
+def _why(errors: Sequence[BaseException]) -> BaseException:
     """Why a transaction was not prepared. This attempt is certainly not committed: its door alone has that decided."""
     for kind in (TopicEpochEnded, Overloaded):
         if found := next((each for each in errors if isinstance(each, kind)), None):
@@ -194,5 +183,5 @@ async def _why(id: TransactionId, errors: Sequence[BaseException]) -> BaseExcept
         if not isinstance(error, TidewalError) or not error.retryable:
             return error
     if not errors:
-        return await _again(id, "an earlier attempt is written in some of its channels", unknown=True)
-    return await _again(id, str(errors[0]), unknown=False)
+        return _again("an earlier attempt is written in some of its channels", unknown=True)
+    return _again(str(errors[0]), unknown=False)

@@ -17,11 +17,11 @@ from ...runtime.log.record import Record
 from ...runtime.ownership import Appended, ChannelOwner
 from ...runtime.ownership.prepared import PreparedTransaction, TransactionId
 from ...runtime.waiting import begun, ended
+from ..failed_attempts import FailedAttempts
 from ..node import Node
 
 UNDECIDED_S: Final = 0.5  # after which a participant has a transaction aborted: of a write the first attempt
 UNDECIDED_MAX_S: Final = 8.0  # and one behind many that were aborted so
-REMEMBERED = 4_096  # writes of which it is known here how many attempts were aborted so
 LOOK_S: Final = 0.1  # between two looks at what is prepared
 REPORT_S: Final = 1.0  # between two reports of what is written
 PREPARED, DECIDED = "streamingnode_prepared_transaction_num", "streamingnode_decided_transaction_total"
@@ -39,7 +39,7 @@ class TransactionParticipant:
         self._node, self._catalog, self._owner, self._written = node, catalog, owner, written
         self._changed = asyncio.Event()
         self._proposing: dict[TransactionId, asyncio.Task[None]] = {}
-        self._undecided: dict[tuple[str, int], int] = {}  # by write how many attempts were not decided in time
+        self._undecided = FailedAttempts()  # those that were not decided in time
         self._lost: dict[tuple[str, TransactionId], bool] = {}  # by channel, of what is not prepared there
         self._reported_s = 0.0
         node.metrics.gauge(PREPARED).set_function(lambda: sum(map(len, owner.prepared().values())))
@@ -120,8 +120,8 @@ class TransactionParticipant:
     def _is_overdue(self, transaction: PreparedTransaction) -> bool:
         """Whether it should have been decided. Where other owners, or the log, take longer than that, each attempt of a
         write would be aborted: the next one is given twice the time."""
-        patience_s = UNDECIDED_S * 2.0 ** min(self._undecided.get(transaction.id[:2], 0), 16)
-        return asyncio.get_running_loop().time() - transaction.since >= min(UNDECIDED_MAX_S, patience_s)
+        patience_s = self._undecided.doubled_s(transaction.id[:2], UNDECIDED_S, UNDECIDED_MAX_S)
+        return asyncio.get_running_loop().time() - transaction.since >= patience_s
 
     def _commit_next(
         self, channel: str, commits: dict[TransactionId, int], transactions: Sequence[PreparedTransaction]
@@ -156,9 +156,7 @@ class TransactionParticipant:
         try:
             await self._node.cluster.log.propose(decided(id, 0, [], self._decisions.count))
             _log.info("%s was not decided in time, and is aborted", id)
-            self._undecided[id[:2]] = self._undecided.pop(id[:2], 0) + 1
-            if len(self._undecided) > REMEMBERED:  # these are no longer tried, or are long committed
-                del self._undecided[next(iter(self._undecided))]
+            self._undecided.add(id[:2])
         except PreconditionFailed:  # it is decided by now
             pass
         except TidewalError as error:

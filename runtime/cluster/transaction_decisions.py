@@ -50,7 +50,7 @@ class TransactionDecisions:
         self.count: int = 0
         self._open: dict[TransactionId, TransactionDecision] = {}
         self._closed: OrderedDict[TransactionId, _Closed] = OrderedDict()
-        self._committed: dict[tuple[str, int], int] = {}  # by write: at which timestamp an attempt is
+        self._committed: set[tuple[str, int]] = set()  # writes of which an attempt is
 
     def __len__(self) -> int:
         return len(self._open) + len(self._closed)
@@ -99,7 +99,7 @@ class TransactionDecisions:
         self._forget()
         if ts:
             ts = self._unused(ts)
-            self._committed[id[:2]] = ts
+            self._committed.add(id[:2])
             self._open[id] = TransactionDecision(ts, channels)
         else:
             self._close(id, 0)
@@ -134,7 +134,7 @@ class TransactionDecisions:
         while self._closed and next(iter(self._closed.values())).made <= self.count - KEPT:
             gone, decision = self._closed.popitem(last=False)
             if decision.ts:
-                self._committed.pop(gone[:2], None)
+                self._committed.discard(gone[:2])
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class TransactionDecisions:
             found._closed[_id(id)] = _Closed(typed(ts, int), typed(made, int))
         for id, decision in (*found._open.items(), *found._closed.items()):
             if decision.ts:
-                found._committed[id[:2]] = decision.ts
+                found._committed.add(id[:2])
         return found
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import xxhash
 
 from ..errors import CorruptLog, PositionLost, TidewalError, Unsupported
-from ..log.record import MAGIC, RecordType, read_header
+from ..log.record import RecordType, record_type
 from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
 from ..loop_bridge import promise
 from ..streams.stream_base import reading
@@ -32,7 +32,6 @@ Rewrite: TypeAlias = Callable[[str, Entry], Entry]
 Raises `Unsupported` for what cannot be migrated."""
 
 _HEAD = Struct("<QQ")  # timestamp and size of an entry, in its checksum
-_TYPE = 0  # the place of the type in a header
 
 # Records that hold ids of entries of their log: copied as they are they would point nowhere in another one.
 HOLDING_IDS = frozenset(
@@ -171,12 +170,10 @@ async def _gathered(batches: AsyncIterator[Sequence[Entry]], skipped: int) -> As
 
 def check_movable(channel: str, entry: Entry) -> None:
     """Raise `Unsupported` for a record that holds ids of its log."""
-    if bytes(entry.payload[: len(MAGIC)]) != MAGIC:
-        return
-    header = read_header(entry.payload)
-    if header is not None and header[_TYPE] in HOLDING_IDS:
+    kind = record_type(entry.payload)
+    if kind is not None and kind in HOLDING_IDS:
         raise Unsupported(
-            f"{channel} has a record {RecordType(header[_TYPE]).name} ({entry.id.hex()}), which holds ids of this log: "
+            f"{channel} has a record {kind.name} ({entry.id.hex()}), which holds ids of this log: "
             "such channels cannot be migrated yet; drop the channel if it is not needed any more",
             capability="migration",
         )

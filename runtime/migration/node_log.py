@@ -15,7 +15,7 @@ from ..catalog.stored_ids import IdIn, with_ids
 from ..cluster.state import ClusterState
 from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
 from ..log.names import Names
-from ..log.record import RecordType, read_header
+from ..log.record import RecordType, record_type
 from ..log.wal import Wal
 from ..replicated.fold import State
 from ..streams.messages import Position
@@ -25,8 +25,6 @@ from .node_tables import NodeTables, TablePositions, lost_position, table_positi
 
 # How the names of the states of nodes end, with any prefix, and what their records are.
 STATE_CHANNELS = {"-collection_schema": RecordType.CATALOG, "-cluster": RecordType.CLUSTER}
-
-_TYPE = 0  # the place of the type in a header
 
 Places = Mapping[str, Mapping[bytes, bytes]]
 """Where ids of the old log are in the new one, by channel."""
@@ -255,8 +253,7 @@ async def _names(old: Wal) -> Names | None:
 
 async def _begins_with(wal: Wal, channel: str, type: RecordType) -> bool:
     async for entry in stored_entries(wal, await wal.describe(channel)):
-        header = read_header(entry.payload)
-        return header is not None and header[_TYPE] == type
+        return record_type(entry.payload) is type
     return False
 
 

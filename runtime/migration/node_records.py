@@ -10,22 +10,20 @@ from dataclasses import replace
 
 from ..delays.releaser import HEAD
 from ..errors import BadRecord
-from ..log.record import MAGIC, RecordType, Tags, decode, encode, read_header
+from ..log.record import RecordType, Tags, decode, encode, record_type
 from ..log.wal import Entry
 from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
 from ..ownership.producers import without_sources
 from .channel_copy import checked_entry
 
-_TYPE = 0  # the place of the type in a header
 _WITHOUT_IDS = frozenset({RecordType.DELAYED, RecordType.CANCELLED})  # ids of delayed messages are no ids of the log
 
 
 def node_entry(channel: str, entry: Entry) -> Entry:
     """An entry of a channel that nodes own, as another log is to have it: a `Rewrite`. Raises `Unsupported` for what
     holds ids and cannot be migrated."""
-    header = read_header(entry.payload) if bytes(entry.payload[: len(MAGIC)]) == MAGIC else None
-    kind = None if header is None else header[_TYPE]
-    if kind == RecordType.PRODUCERS:
+    kind = record_type(entry.payload)
+    if kind is RecordType.PRODUCERS:
         return entry._replace(payload=_without_heads(entry.payload))
     return entry if kind in _WITHOUT_IDS else checked_entry(channel, entry)
 

@@ -20,6 +20,7 @@ from tidewal.actors.streamingnode import transactions
 from tidewal.actors.streamingnode.streamingnode import StreamingNode
 from tidewal.actors.streamingnode.transactions import TransactionParticipant
 from tidewal.actors.transactions.buffer import ROWS
+from tidewal.actors.transactions.transaction import Transaction
 from tidewal.runtime.cluster import transaction_decisions
 from tidewal.runtime.errors import (
     CollectionNotFound,
@@ -49,6 +50,27 @@ def look_away(monkeypatch: pytest.MonkeyPatch, away: str) -> None:
             looking(self, channel, transactions)
 
     monkeypatch.setattr(TransactionParticipant, "_look_at", look)
+
+
+async def committed_but_to_a_topic(client: Client, monkeypatch: pytest.MonkeyPatch) -> tuple[Transaction, str]:
+    """A transaction that is decided, and whose topic's owner looks away, with the channel of that."""
+    await client.create_collection(NUMBERS, shards=1)
+    await client.create_topic("events", 1)
+    [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
+    look_away(monkeypatch, away)
+    t = client.transaction(deadline_s=2)
+    await t.insert("numbers", [{"id": 1, "value": 1}])
+    await t.send("events", ["x"])
+    assert (await error_of(t.commit())).fields["outcome_unknown"]
+    return t, away
+
+
+def parts_lost(nodes: Nodes) -> float:
+    """How many parts of transactions the owners say are lost."""
+    return sum(
+        each.node.node.metrics.value("streamingnode_decided_transaction_total", outcome="lost")
+        for each in nodes.running.values()
+    )
 
 
 class RefusingWal(SimulatedWal):
@@ -216,15 +238,8 @@ async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_ne
     await nodes.start("a")
     await nodes.start("b")
     async with nodes.client() as client:
-        await client.create_collection(NUMBERS, shards=1)
-        await client.create_topic("events", 1)
-        [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
         looking = TransactionParticipant._look_at
-        look_away(monkeypatch, away)
-        t = client.transaction(deadline_s=2)
-        await t.insert("numbers", [{"id": 1, "value": 1}])
-        await t.send("events", ["x"])
-        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        t, away = await committed_but_to_a_topic(client, monkeypatch)
         owner = nodes.owners()[away]
         await nodes.kill(owner)
         entries = nodes.log.channels[away].entries
@@ -240,11 +255,7 @@ async def test_a_part_that_retention_removed_before_its_commit_is_told_of_and_ne
             assert f"{away} has lost what was prepared" in again.message
         await asyncio.sleep(3)
         assert nodes.running["a"].node.node.cluster.state.transactions.open == 0
-        counted = [
-            each.node.node.metrics.value("streamingnode_decided_transaction_total", outcome="lost")
-            for each in nodes.running.values()
-        ]
-        assert sum(counted) == 1
+        assert parts_lost(nodes) == 1
         assert await client.count("numbers", consistency="strong") == 1
         async with client.transaction() as later:  # the channel goes on
             await later.insert("numbers", [{"id": 2, "value": 1}])
@@ -376,15 +387,8 @@ async def test_a_part_that_is_lost_is_told_of_though_its_client_writes_much_ther
     await nodes.start("a")
     await nodes.start("b")
     async with nodes.client() as client:
-        await client.create_collection(NUMBERS, shards=1)
-        await client.create_topic("events", 1)
-        [away] = [pchannel_of(each) for each in (await client.describe_topic("events")).partitions]
         looking = TransactionParticipant._look_at
-        look_away(monkeypatch, away)
-        t = client.transaction(deadline_s=2)
-        await t.insert("numbers", [{"id": 1, "value": 1}])
-        await t.send("events", ["x"])
-        assert (await error_of(t.commit())).fields["outcome_unknown"]
+        _, away = await committed_but_to_a_topic(client, monkeypatch)
         owner = nodes.owners()[away]
         await nodes.kill(owner)
         entries = nodes.log.channels[away].entries
@@ -396,11 +400,7 @@ async def test_a_part_that_is_lost_is_told_of_though_its_client_writes_much_ther
             await client.send("events", f"{number}", deadline_s=60)
         await asyncio.sleep(30)
         assert nodes.running["a"].node.node.cluster.state.transactions.open == 0
-        counted = [
-            each.node.node.metrics.value("streamingnode_decided_transaction_total", outcome="lost")
-            for each in nodes.running.values()
-        ]
-        assert sum(counted) == 1
+        assert parts_lost(nodes) == 1
 
 
 async def test_owners_follow_the_clock_of_one_that_is_far_ahead_in_a_moment(nodes: Nodes) -> None:
