@@ -50,11 +50,19 @@ class MigrationPhase(StrEnum):
     """What may be done with a log."""
 
     OPEN = "open"  # it is in use, and says nothing
+    PREPARING = "preparing"  # it is in use, and what it has is copied to another log meanwhile
     MIGRATING = "migrating"  # it is being copied to another log; that can be taken back
     CANCELLING = "cancelling"  # that is being taken back; a late record that it is migrated does not count any more
     MIGRATED = "migrated"  # the other log has everything, and takes its place
     RESERVED = "reserved"  # it is to be the target of a migration; whatever it has is not of that one
     PENDING = "pending"  # it is the target, was empty when it was reserved, and has not everything yet
+
+
+_FOLLOWING = {  # which phases follow one, of the same run
+    MigrationPhase.PREPARING: (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING),
+    MigrationPhase.MIGRATING: (MigrationPhase.PREPARING, MigrationPhase.MIGRATED, MigrationPhase.CANCELLING),
+    MigrationPhase.MIGRATED: (MigrationPhase.MIGRATED, MigrationPhase.CANCELLING),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +109,13 @@ def _follows(before: MigrationState, after: MigrationState) -> bool:
     if after.phase is MigrationPhase.PENDING:
         return before == replace(after, phase=MigrationPhase.RESERVED)
     if before.phase is MigrationPhase.OPEN:
-        return after.phase is MigrationPhase.MIGRATING and not after.number  # else a late claim of one taken back
+        begins = after.phase in (MigrationPhase.PREPARING, MigrationPhase.MIGRATING)
+        return begins and not after.number  # else a late claim of one taken back
     if after.id != before.id:
         return False
     if after.run != before.run:  # a run that claims the migration, or lets go of it
         return after.number == before.number + 1 and after.phase is before.phase
-    if before.phase not in (MigrationPhase.MIGRATING, MigrationPhase.MIGRATED):
-        return False
-    return after.phase in (MigrationPhase.MIGRATED, MigrationPhase.CANCELLING)
+    return after.phase in _FOLLOWING.get(before.phase, ())
 
 
 class MigrationStates:
@@ -210,8 +217,11 @@ async def check_in_use(wal: Wal, shown: str) -> None:
 
 async def check_not_migrating(wal: Wal, shown: str) -> None:
     """Raise `Moved` where the log, shown as `shown`, was migrated, and `Unavailable` where a migration from or to it
-    has not ended."""
-    _check_open(await migration_state(wal), shown)
+    has not ended, also where the log is in use meanwhile."""
+    state = await migration_state(wal)
+    if state.phase is MigrationPhase.PREPARING:
+        raise _not_ended(f"tidewal migrate {shown} --to {state.other}")
+    _check_open(state, shown)
 
 
 async def check_not_migrated(wal: Wal, shown: str) -> None:
@@ -223,7 +233,7 @@ async def check_not_migrated(wal: Wal, shown: str) -> None:
 
 def _check_open(state: MigrationState, shown: str) -> None:
     match state.phase:
-        case MigrationPhase.OPEN:
+        case MigrationPhase.OPEN | MigrationPhase.PREPARING:
             return
         case MigrationPhase.MIGRATED:
             raise Moved(
@@ -234,4 +244,8 @@ def _check_open(state: MigrationState, shown: str) -> None:
             begun = f"tidewal migrate {shown} --to {state.other}"
         case MigrationPhase.RESERVED | MigrationPhase.PENDING:
             begun = f"tidewal migrate {state.other} --to {shown}"
-    raise Unavailable(f"the migration of this log has not ended: `{begun}` goes on, with --cancel it is taken back")
+    raise _not_ended(begun)
+
+
+def _not_ended(command: str) -> Unavailable:
+    return Unavailable(f"the migration of this log has not ended: `{command}` goes on, with --cancel it is taken back")

@@ -1,20 +1,12 @@
-"""One channel of a migration: copy what is missing at the end of the new channel, and compare the two."""
+"""One channel of a migration: copy what is missing at the end of the new channel."""
 
 from __future__ import annotations
 
 from asyncio import Future
-from bisect import bisect_right
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from itertools import zip_longest
-from operator import attrgetter
-from struct import Struct
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
-import xxhash
-
-from ..errors import CorruptLog, PositionLost, TidewalError, Unsupported
+from ..errors import PositionLost, TidewalError, Unsupported
 from ..log.record import RecordType, record_type
 from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
 from ..loop_bridge import promise
@@ -30,8 +22,6 @@ Check: TypeAlias = Callable[[], Awaitable[None]]
 Rewrite: TypeAlias = Callable[[str, Entry], Entry]
 """Called with a channel and an entry of the old log; returns it with what it is to hold in the new one, by these alone.
 Raises `Unsupported` for what cannot be migrated."""
-
-_HEAD = Struct("<QQ")  # timestamp and size of an entry, in its checksum
 
 # Records that hold ids of entries of their log: copied as they are they would point nowhere in another one.
 HOLDING_IDS = frozenset(
@@ -50,26 +40,13 @@ HOLDING_IDS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelProof:
-    """What a channel had in both logs when they were compared: its `entries` with `bytes` of payload, and a `checksum`
-    (xxh3-128) over their timestamps and payloads in order. `last_old` and `last_new` are the ids of the last entry in
-    the old and the new log, `latest_old` is what `Wal.latest_id` of the old one said; b"" for none."""
-
-    entries: int
-    bytes: int
-    checksum: str
-    last_old: bytes
-    last_new: bytes
-    latest_old: bytes
-
-
-async def stored_batches(wal: Wal, info: ChannelInfo) -> AsyncGenerator[Sequence[Entry]]:
-    """The entries that a channel had when `info` was made, in order. Raises `PositionLost` where retention removes
-    them meanwhile."""
-    if info.first_id is None or info.latest_id is None:
+async def stored_batches(wal: Wal, info: ChannelInfo, behind: bytes = b"") -> AsyncGenerator[Sequence[Entry]]:
+    """The entries that a channel had when `info` was made, in order; those behind the id `behind`, where one is given.
+    Raises `PositionLost` where retention removes them meanwhile."""
+    if info.first_id is None or info.latest_id is None or behind >= info.latest_id:
         return
-    async with reading(wal, info.name, FromId(info.first_id, inclusive=True)) as batches:
+    start = FromId(behind) if behind else FromId(info.first_id, inclusive=True)
+    async with reading(wal, info.name, start) as batches:
         async for entries in batches:
             if entries[-1].id < info.latest_id:
                 yield entries
@@ -104,25 +81,32 @@ def checked_entry(channel: str, entry: Entry) -> Entry:
 
 
 async def copy_channel(
-    old: Wal, new: Wal, channel: str, check: Check = unchecked, rewrite: Rewrite = checked_entry
+    old: Wal,
+    new: Wal,
+    info: ChannelInfo,
+    check: Check = unchecked,
+    rewrite: Rewrite = checked_entry,
+    behind: tuple[bytes, bytes] = (b"", b""),
 ) -> None:
-    """Append to the channel in `new` what it lacks of the one in `old`: as many entries as it has are there already.
-    Each is copied as `rewrite` returns it.
+    """Append to the channel in `new` what it lacks of the one in `old`, as that was when `info` was made: as many
+    entries as it has are there already. Each is copied as `rewrite` returns it. `behind` are the ids, in both logs, of
+    an entry up to which they are known to be equal: what lies before is not read.
 
     One append at a time is under way, so that whatever becomes of this process the new channel has the first entries
     of the old one and no others; `check` is called just before each, and it is decided when this returns or raises,
     unless the error says `outcome_unknown`. Both channels are held: `HOLDER` keeps retention from what is there. Raises
     `Unsupported` for a record that holds ids of the old log, `MessageTooLarge` for an entry that the new log does not
     take, what `check` and `rewrite` raise, and errors of both logs."""
+    channel, (behind_old, behind_new) = info.name, behind
     await hold_channel(old, channel)
     await hold_channel(new, channel)
     there = 0
-    async for entries in stored_batches(new, await new.describe(channel)):
+    async for entries in stored_batches(new, await new.describe(channel), behind_new):
         there += len(entries)
-    is_held = there > 0
+    is_held = there > 0 or bool(behind_new)
     under_way: Future[list[bytes]] | None = None
     try:
-        async for entries in _gathered(stored_batches(old, await old.describe(channel)), there):
+        async for entries in _gathered(stored_batches(old, info, behind_old), there):
             entries = [rewrite(channel, entry) for entry in entries]
             if under_way is not None:  # these were read meanwhile
                 await under_way
@@ -177,94 +161,6 @@ def check_movable(channel: str, entry: Entry) -> None:
             "such channels cannot be migrated yet; drop the channel if it is not needed any more",
             capability="migration",
         )
-
-
-async def compare_channel(
-    old: Wal,
-    new: Wal,
-    channel: str,
-    positions: Iterable[bytes],
-    *,
-    ids: Iterable[bytes] = (),
-    rewrite: Rewrite | None = None,
-) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
-    """Read the channel in both logs to its present end, side by side, and return what they have in common, and where
-    `positions` of `old`, up to which all is done, and `ids` are in `new`: b"" is before all entries, and so is an id
-    that no entry has any more. Entries of `old` count as `rewrite` returns them, where it is given.
-
-    Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind one of the
-    `positions` was removed from `old` before: nobody would notice that in `new`."""
-    info, there = await old.describe(channel), await new.describe(channel)
-    positions = set(positions)
-    places = dict.fromkeys(positions.union(ids), b"")
-    await check_not_lost(old, info, positions)
-    checksum = xxhash.xxh3_128()
-    entries = size = 0
-    last_old = last_new = b""
-    async with aclosing(_side_by_side(stored_batches(old, info), stored_batches(new, there))) as batches:
-        async for ours, theirs in batches:
-            if rewrite is not None:
-                ours = [rewrite(channel, entry) for entry in ours]
-            _check_equal(channel, entries, ours, theirs)
-            _add(checksum, ours)
-            size += sum(len(entry.payload) for entry in ours)
-            for id in places:
-                done = bisect_right(ours, id, key=attrgetter("id"))
-                if done and (id in positions or ours[done - 1].id == id):
-                    places[id] = theirs[done - 1].id
-            entries += len(ours)
-            last_old, last_new = ours[-1].id, theirs[-1].id
-    proof = ChannelProof(entries, size, checksum.hexdigest(), last_old, last_new, info.latest_id or b"")
-    return proof, places
-
-
-def checksum_of(entries: Iterable[Entry]) -> str:
-    """The checksum that a `ChannelProof` has for these entries."""
-    checksum = xxhash.xxh3_128()
-    _add(checksum, entries)
-    return checksum.hexdigest()
-
-
-def _add(checksum: xxhash.xxh3_128, entries: Iterable[Entry]) -> None:
-    for entry in entries:
-        checksum.update(_HEAD.pack(entry.timestamp, len(entry.payload)))
-        checksum.update(entry.payload)
-
-
-async def _side_by_side(
-    ours: AsyncGenerator[Sequence[Entry]], theirs: AsyncGenerator[Sequence[Entry]]
-) -> AsyncGenerator[tuple[Sequence[Entry], Sequence[Entry]]]:
-    """The entries of both, as many of one as of the other at a time; where one has more, these with none at the end."""
-    left: Sequence[Entry] = ()
-    right: Sequence[Entry] = ()
-    async with aclosing(ours), aclosing(theirs):
-        while True:
-            left = left or await _next(ours)
-            right = right or await _next(theirs)
-            if not left and not right:
-                return
-            size = min(len(left), len(right)) or max(len(left), len(right))
-            yield left[:size], right[:size]
-            left, right = left[size:], right[size:]
-
-
-async def _next(batches: AsyncGenerator[Sequence[Entry]]) -> Sequence[Entry]:
-    """The next entries, none at the end. `anext` with a default fails in Python 3.11 where a generator ends at once."""
-    async for entries in batches:
-        return entries
-    return ()
-
-
-def _check_equal(channel: str, before: int, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
-    """Raise `CorruptLog` where entries of both logs, behind as many as lie `before` them, are not the same."""
-    for number, (one, other) in enumerate(zip_longest(ours, theirs), before + 1):
-        if one is None or other is None or one.timestamp != other.timestamp or one.payload != other.payload:
-            shown = [each.id.hex() if each else "none" for each in (one, other)]
-            raise CorruptLog(
-                f"entry {number:,} of {channel} is not the same in both logs ({shown[0]} in the old one, {shown[1]} in "
-                "the new one): something else has written to one of them. Take the migration back with --cancel, and "
-                "begin again"
-            )
 
 
 async def check_not_lost(old: Wal, info: ChannelInfo, positions: Iterable[bytes]) -> None:

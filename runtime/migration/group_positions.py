@@ -25,11 +25,16 @@ class GroupPosition(NamedTuple):
 
 async def idle_groups(wal: Wal) -> list[GroupInfo]:
     """The groups of a log. Raises `Unavailable` where one has members."""
+    return await groups_of(wal, in_use=False)
+
+
+async def groups_of(wal: Wal, *, in_use: bool) -> list[GroupInfo]:
+    """The groups of a log. Raises `Unavailable` where one has members, unless the log is in use."""
     if not wal.capabilities.groups:
         return []
     groups = await wal.groups()
     for group in groups:
-        if group.members:
+        if group.members and not in_use:
             raise Unavailable(f"group {group.name} has members: stop the programs that use the log, and go on")
     return groups
 

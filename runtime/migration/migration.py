@@ -17,29 +17,20 @@ Before 6 has ended a migration is taken back by `cancel_migration`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
-from uuid import uuid4
 
-from ..errors import BadRecord, CorruptLog, InvalidRequest, Unavailable, Unsupported
-from ..log.migration_state import (
-    MIGRATION_CHANNEL,
-    MigrationPhase,
-    MigrationState,
-    change_migration_state,
-    come_into_use,
-    is_migration_channel,
-    mark_of,
-    migration_state,
-)
+from ..errors import BadRecord, CorruptLog, InvalidRequest, Unavailable
+from ..log.migration_state import MigrationPhase, MigrationState, come_into_use, mark_of, migration_state
 from ..log.redaction import shown_url
-from ..log.replication_state import check_not_replica, check_source_fenced
 from ..log.wal import ChannelPolicy, GroupInfo, Wal
-from .channel_copy import HOLDER, ChannelProof, check_not_lost, checked_entry, compare_channel, copy_channel
+from .beginning import UNDER_WAY, begin, check_source, check_target, has_ended, is_marked, is_pending, reserve
+from .channel_copy import HOLDER
+from .compared_channel import ChannelProof
 from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
-from .migration_run import SETTLE_S, MigrationRun
+from .migration_run import SETTLE_S, Compared, MigrationRun
+from .mirrored_channels import channels_of, drop_vanished, is_copied, mirrored_channel
 from .node_log import NO_NODE, NodeLog, NodeProof, check_tables, nothing_copied, settle_node
-from .node_records import node_entry
 from .node_tables import NodeTables
 
 ROUNDS_MAX = 3  # of copying, until the old log is said to be written to
@@ -101,12 +92,13 @@ async def migrate(
     tables: NodeTables | None = None,
     on_progress: OnProgress = lambda _: None,
     settle_s: float = SETTLE_S,
+    compared: Compared | None = None,
 ) -> MigrationProof:
     """Migrate `old` to `new`, or go on with that where an earlier call ended; both were opened past their migrations'
     states, and no other program has either open. `tables` are those that nodes have filled from `old`: they go on with
     `new`. `on_progress` is called with a line about each channel before it is copied and when it was found equal. Where
     another run of the migration may be at work, this one takes its place, and on brokers first waits `settle_s`
-    seconds. Returns what is in both.
+    seconds. `compared` is what `prepare` has found equal in this process just before. Returns what is in both.
 
     Raises `Unsupported` for what cannot be migrated, what `NodeLog.read` raises, `ReplicaReadOnly` and `Moved` where
     replication has the say over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the
@@ -116,17 +108,20 @@ async def migrate(
     error it may be called again, or be taken back."""
     await check_source(old, new_url)
     state = await migration_state(old)
-    if await _has_ended(new, state, new_url):
+    if await has_ended(new, state, new_url):
         return MigrationProof.from_wire(state.proof)
-    await check_not_replica(old, shown_url(old_url))
-    await check_not_replica(new, shown_url(new_url))
-    await check_source_fenced(old)
-    run = await _begin(old, new, state, new_url, settle_s, tables)
+    run = await begin(old, new, old_url, new_url, state, settle_s, tables)
+    run.compared.update(compared or {})
     async with run.letting_go():
-        if await _has_ended(new, run.state, new_url):  # meanwhile
+        was_in_use = compared is not None or run.state.phase is MigrationPhase.PREPARING
+        if run.state.phase is MigrationPhase.PREPARING:
+            await run.change(MigrationPhase.MIGRATING, {})
+        if await has_ended(new, run.state, new_url):  # meanwhile
             return MigrationProof.from_wire(run.state.proof)
-        await _prepare(run, old_url)
-        if run.state.phase is MigrationPhase.MIGRATED and await _is_marked(new, run.state):
+        await reserve(run, old_url)
+        if was_in_use and run.state.phase is not MigrationPhase.MIGRATED:
+            await drop_vanished(run)
+        if run.state.phase is MigrationPhase.MIGRATED and await is_marked(new, run.state):
             proof = MigrationProof.from_wire(run.state.proof)
         else:
             proof = await _proven(run, old_url, on_progress, tables)
@@ -177,7 +172,7 @@ async def cancel_migration(old: Wal, new: Wal, new_url: str, *, settle_s: float 
             await run.change(MigrationPhase.CANCELLING, {})
         there = await migration_state(new)
         if there.id == state.id:
-            for channel in await _channels(new) if there.phase is MigrationPhase.PENDING else ():
+            for channel in await channels_of(new) if there.phase is MigrationPhase.PENDING else ():
                 await run.check()
                 await new.drop_channel(channel)
             await run.check()
@@ -191,128 +186,17 @@ async def cancellable_state(old: Wal, new_url: str) -> MigrationState:
     """The state of a log whose migration to the log at `new_url` is under way, or has ended. Raises `InvalidRequest`
     where there is none, or where it goes to another log: a command looks before it opens that one."""
     state = await migration_state(old)
-    if state.phase not in (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING, MigrationPhase.MIGRATED):
+    if state.phase not in UNDER_WAY:
         raise InvalidRequest("nothing can be taken back: no migration of this log is under way")
-    _check_target(state, new_url)
+    check_target(state, new_url)
     return state
 
 
 async def _check_not_in_use(new: Wal, state: MigrationState) -> None:
     if state.phase is not MigrationPhase.MIGRATED:
         return
-    if not await _is_pending(new, state) or await _is_marked(new, state):
+    if not await is_pending(new, state) or await is_marked(new, state):
         raise InvalidRequest("nothing can be taken back: it is migrated already, and the other log may be in use")
-
-
-# ---- the beginning -------------------------------------------------------------------------------------------------
-
-
-async def check_source(old: Wal, new_url: str) -> None:
-    """Raise `InvalidRequest` where `old` goes to another log than that at `new_url`, or has no channel, as a log of
-    brokers whose name is misspelt: a command looks before it makes the new one."""
-    state = await migration_state(old)
-    if state.phase in (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING, MigrationPhase.MIGRATED):
-        _check_target(state, new_url)
-    elif state.phase is MigrationPhase.OPEN and not await _channels(old):
-        raise InvalidRequest("the old log has no channels, nothing was changed: check its URL")
-
-
-async def _has_ended(new: Wal, state: MigrationState, new_url: str) -> bool:
-    """Whether the new log is in use: an earlier run has ended the migration."""
-    if state.phase is not MigrationPhase.MIGRATED:
-        return False
-    _check_target(state, new_url)
-    return await _is_marked(new, state) and not await _is_pending(new, state)
-
-
-async def _begin(
-    old: Wal, new: Wal, state: MigrationState, new_url: str, settle_s: float, tables: NodeTables | None
-) -> MigrationRun:
-    """A run of the migration that the old log is in now, or of a new one."""
-    if state.phase in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
-        raise Unavailable("this log is the target of a migration that has not ended: end that one first")
-    if state.phase is MigrationPhase.CANCELLING:
-        raise Unavailable("this migration is being taken back: end that with --cancel, then begin again")
-    if state.phase is MigrationPhase.OPEN:
-        await _check_movable(old, new, tables)
-        await _check_empty(new)
-        return await MigrationRun.begin(
-            old, new, MigrationState(MigrationPhase.MIGRATING, uuid4().hex, shown_url(new_url))
-        )
-    _check_target(state, new_url)
-    return await MigrationRun.claim(old, new, state, settle_s=settle_s)
-
-
-async def _prepare(run: MigrationRun, old_url: str) -> None:
-    """Let the new log know of the migration, or find that it does.
-
-    The log is looked at again once it is reserved, when no program can open it any more: what came to it before that is
-    others', and stays. Only one that was empty then becomes `pending`, and `--cancel` removes channels there alone."""
-    state, new, there = run.state, run.new, await migration_state(run.new)
-    if state.phase is MigrationPhase.MIGRATED:
-        await _check_bears(new, there, state)
-        return
-    if there.id != state.id:
-        await _check_empty(new)
-        there = MigrationState(MigrationPhase.RESERVED, state.id, shown_url(old_url))
-        await run.check()
-        await change_migration_state(new, there)
-    if there.phase is MigrationPhase.RESERVED:
-        is_empty = await _is_empty(new)
-        await run.check()
-        if not is_empty:
-            await come_into_use(new)
-            raise _not_empty()
-        await change_migration_state(new, replace(there, phase=MigrationPhase.PENDING))
-
-
-async def _is_pending(new: Wal, state: MigrationState) -> bool:
-    there = await migration_state(new)
-    return there.phase is MigrationPhase.PENDING and there.id == state.id
-
-
-def _check_target(state: MigrationState, new_url: str) -> None:
-    if state.other != shown_url(new_url):
-        raise InvalidRequest(f"this log migrates to {state.other}: go on with that one, or take it back with --cancel")
-
-
-async def _check_bears(new: Wal, there: MigrationState, state: MigrationState) -> None:
-    """The old log is migrated: a log that does not know of that is not the one which has its entries."""
-    if there.id != state.id and not await _is_marked(new, state):
-        raise CorruptLog(
-            f"the old log was migrated to {state.other}, and the log there now is not that one: it was emptied, "
-            "removed or replaced. Nothing was changed; the old log still has all that it had, and can be read"
-        )
-
-
-async def _is_marked(new: Wal, state: MigrationState) -> bool:
-    return mark_of(state.id) in await new.channels()
-
-
-async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None) -> None:
-    for wal in (old, new):
-        if wal.capabilities.foreign_topics:
-            raise Unsupported("topics that others made are not migrated", capability="migration")
-    await NodeLog.read(old, tables)
-    groups = await idle_groups(old)
-    if groups and not new.capabilities.groups:
-        raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")
-    for group in groups:
-        for channel, id in group.positions.items():
-            await check_not_lost(old, await old.describe(channel), [id or b""])
-
-
-async def _check_empty(new: Wal) -> None:
-    if await migration_state(new) != MigrationState() or not await _is_empty(new):
-        raise _not_empty()
-
-
-async def _is_empty(new: Wal) -> bool:
-    return not set(await new.channels()) - {MIGRATION_CHANNEL}
-
-
-def _not_empty() -> InvalidRequest:
-    return InvalidRequest("the new log is not empty: take another directory, or another name on the brokers")
 
 
 # ---- copying -------------------------------------------------------------------------------------------------------
@@ -323,20 +207,20 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
     groups = await idle_groups(old)
     channels: dict[str, ChannelProof] = {}
     places: dict[str, Mapping[bytes, bytes]] = {}
-    for name in await _channels(old):
+    for name in await channels_of(old):
         info = await old.describe(name)
         if info.policy.temporary:  # it belongs to a process that is gone
             continue
         await run.check()
         await new.create_channel(name, info.policy)
-        if info.policy.ephemeral or (node is not None and name in node.states):
-            continue
-        if node is not None and name in node.left:
-            channels[name] = nothing_copied(info.latest_id or b"")
+        if not is_copied(info, node):
+            if node is not None and name in node.left:
+                channels[name] = nothing_copied(info.latest_id or b"")
             continue
         on_progress(f"copying {name}")
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]
-        channels[name], places[name] = await _mirrored_channel(run, name, positions, node)
+        places[name] = await mirrored_channel(run, info, node, positions)
+        channels[name] = run.compared[name].proof(info)
         on_progress(f"{name} is equal in both")
     moved_node = NO_NODE
     if node is not None:  # last: what its states point to is there now
@@ -344,17 +228,6 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
         channels |= await node.write_states(new, f"migration {run.state.id}", places, run.check)
     await _check_no_others(run)
     return MigrationProof(channels, await _moved_groups(old, groups, channels.keys(), places), moved_node)
-
-
-async def _mirrored_channel(
-    run: MigrationRun, name: str, positions: Sequence[bytes], node: NodeLog | None
-) -> tuple[ChannelProof, Mapping[bytes, bytes]]:
-    """Copy a channel, and compare it. Returns what `compare_channel` does."""
-    rewrite = checked_entry if node is None else node_entry
-    await copy_channel(run.old, run.new, name, run.check, rewrite)
-    if node is None:
-        return await compare_channel(run.old, run.new, name, positions)
-    return await compare_channel(run.old, run.new, name, positions, ids=node.ids(name), rewrite=rewrite)
 
 
 async def _moved_groups(
@@ -376,7 +249,7 @@ async def _moved_groups(
 async def _is_unchanged(old: Wal, proof: MigrationProof) -> bool:
     """Whether nothing came to the old log since it was compared, and no group has moved there. Raises `Unavailable`
     where one has members."""
-    for name in await _channels(old):
+    for name in await channels_of(old):
         info = await old.describe(name)
         known = proof.channels.get(name)
         is_stored = not info.policy.ephemeral and not info.policy.temporary
@@ -406,19 +279,15 @@ async def _check_whole(run: MigrationRun, proof: MigrationProof) -> None:
 
 async def _check_no_others(run: MigrationRun) -> None:
     """Raise `CorruptLog` where the new log has a channel that the old one has not."""
-    for name in set(await _channels(run.new)) - set(await _channels(run.old)):
+    for name in set(await channels_of(run.new)) - set(await channels_of(run.old)):
         raise CorruptLog(
             f"{name} is in the new log only: another program has made it there, or removed it from the old log. Take "
             "the migration back with --cancel, and begin again"
         )
 
 
-async def _channels(wal: Wal) -> list[str]:
-    return [name for name in await wal.channels() if not is_migration_channel(name)]
-
-
 async def _release(run: MigrationRun, wal: Wal) -> None:
-    for name in await _channels(wal):
+    for name in await channels_of(wal):
         if not (await wal.describe(name)).policy.ephemeral:
             await run.check()
             await wal.hold(name, HOLDER, None)

@@ -14,27 +14,33 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from ..errors import Fenced, PreconditionFailed, TidewalError, Unavailable
 from ..log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState, MigrationStates
 from ..log.wal import Wal
+from .compared_channel import ComparedChannel
 
 LOOK_VALID_S = 5.0  # what was seen counts for so long; a process that stood still looks again
 LOOKS_MAX = 5  # at once, until the old log is said to answer too slowly
 SETTLE_S = 40.0  # LOOK_VALID_S, and the 30 s in which adapters deliver an append to brokers or give it up
 
+Compared: TypeAlias = dict[str, ComparedChannel]
+"""What one run has found equal in both logs, by channel."""
+
 _log = logging.getLogger("tidewal.migration")
 
 
 class MigrationRun:
-    """A claim of the migration that `old` says it is in. `state` is what `old` says, of this run."""
+    """A claim of the migration that `old` says it is in. `state` is what `old` says, of this run, and `compared` what
+    it has found equal in both logs, by channel."""
 
     def __init__(self, old: Wal, new: Wal, states: MigrationStates) -> None:
         self.old: Wal = old
         self.new: Wal = new
         self.state: MigrationState = states.state
+        self.compared: Compared = {}
         self._states = states
 
     @classmethod
@@ -95,6 +101,14 @@ class MigrationRun:
         except TidewalError as error:
             await self._let_go(error)
             raise
+
+    async def let_go(self) -> None:
+        """Let the next run begin without a wait: all that this one has sent is decided. Raises as `change` does."""
+        await self.check()
+        try:
+            await self._states.change(replace(self.state, run="", number=self.state.number + 1, proof={}))
+        except PreconditionFailed as error:
+            raise _fenced() from error
 
     async def _let_go(self, error: TidewalError) -> None:
         try:

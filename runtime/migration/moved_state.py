@@ -19,7 +19,8 @@ from ..log.record import RecordType, stamp
 from ..log.wal import ChannelInfo, Entry, Wal
 from ..replicated.fold import Fold, State
 from ..replicated.records import BEGIN, LEVELS, Claim, Event, beginning_level, claim_event, encode_event, pages_of
-from .channel_copy import ChannelProof, Check, checksum_of, hold_channel, stored_entries
+from .channel_copy import Check, hold_channel, stored_entries
+from .compared_channel import ChannelProof, checksum_of
 
 CLAIM_TERM = 1  # that of a log's first claim
 

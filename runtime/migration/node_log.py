@@ -19,7 +19,8 @@ from ..log.record import RecordType, record_type
 from ..log.wal import Wal
 from ..replicated.fold import State
 from ..streams.messages import Position
-from .channel_copy import ChannelProof, Check, checksum_of, stored_entries
+from .channel_copy import Check, stored_entries
+from .compared_channel import ChannelProof, checksum_of
 from .moved_state import MovedState, StateKind
 from .node_tables import NodeTables, TablePositions, lost_position, table_positions
 

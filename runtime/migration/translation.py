@@ -8,7 +8,8 @@ from ..errors import InvalidRequest, PositionLost, PositionMismatch
 from ..log.migration_state import MigrationPhase, mark_of, migration_state
 from ..log.wal import Wal
 from ..streams.messages import Position
-from .channel_copy import ChannelProof, is_lost, stored_batches, stored_entries
+from .channel_copy import is_lost, stored_batches, stored_entries
+from .compared_channel import ChannelProof
 from .migration import MigrationProof
 
 

@@ -12,7 +12,8 @@ from tidewal.runtime.cluster.transaction_decisions import decided
 from tidewal.runtime.errors import Fenced, FormatTooNew, PreconditionFailed
 from tidewal.runtime.log.record import RecordType, decode, encode, stamp
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
-from tidewal.runtime.migration.channel_copy import HOLDER, checksum_of, stored_entries
+from tidewal.runtime.migration.channel_copy import HOLDER, stored_entries
+from tidewal.runtime.migration.compared_channel import checksum_of
 from tidewal.runtime.migration.moved_state import MovedState
 from tidewal.runtime.migration.node_log import CATALOG_KIND, CLUSTER_KIND
 from tidewal.runtime.ownership.prepared import TransactionId

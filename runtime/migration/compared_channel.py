@@ -1,0 +1,197 @@
+"""One channel of a migration: what was found equal in both logs so far, and where old entries are in the new log.
+
+Entries are immutable and come behind what is there, so what was compared once is not read again: the next comparison
+goes on behind it. That holds within one process; the next one begins anew, for another may have written meanwhile.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from operator import attrgetter
+from struct import Struct
+from typing import NamedTuple
+
+import xxhash
+
+from ..errors import CorruptLog, PositionLost
+from ..log.wal import ChannelInfo, Entry, FromId, Wal
+from ..streams.stream_base import reading
+from .channel_copy import Rewrite, check_not_lost, stored_batches
+
+INDEX_ENTRIES = 1_000  # from one place that is kept to the next: an entry is looked up by reading so many at most
+
+_HEAD = Struct("<QQ")  # timestamp and size of an entry, in its checksum
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelProof:
+    """What a channel had in both logs when they were compared: its `entries` with `bytes` of payload, and a `checksum`
+    (xxh3-128) over their timestamps and payloads in order. `last_old` and `last_new` are the ids of the last entry in
+    the old and the new log, `latest_old` is what `Wal.latest_id` of the old one said; b"" for none."""
+
+    entries: int
+    bytes: int
+    checksum: str
+    last_old: bytes
+    last_new: bytes
+    latest_old: bytes
+
+
+class Place(NamedTuple):
+    """The ids of one entry in both logs."""
+
+    old: bytes
+    new: bytes
+
+
+class ComparedChannel:
+    """The first entries of `channel`, which are equal in both logs: none at first. Entries of the old log count as
+    `rewrite` returns them, where it is given."""
+
+    def __init__(self, channel: str, rewrite: Rewrite | None = None) -> None:
+        self.channel: str = channel
+        self.entries: int = 0
+        self.bytes: int = 0
+        self.last: Place = Place(b"", b"")
+        self._rewrite = rewrite
+        self._first_old = b""
+        self._checksum = xxhash.xxh3_128()
+        self._last_checksum = ""  # of the last one alone
+        self._index: list[Place] = []
+
+    async def compare(
+        self, old: Wal, new: Wal, info: ChannelInfo, positions: Iterable[bytes] = (), ids: Iterable[bytes] = ()
+    ) -> Mapping[bytes, bytes]:
+        """Read on in both logs, side by side, in the old one to where it was when `info` was made, and return where
+        `positions` of `old`, up to which all is done, and `ids` are in `new`: b"" is before all entries, and so is an
+        id that no entry has any more.
+
+        Raises `CorruptLog` at the first entry in which they differ, and `PositionLost` where an entry behind one of
+        the `positions` was removed from `old` before: nobody would notice that in `new`."""
+        positions = set(positions)
+        await check_not_lost(old, info, positions)
+        there = await new.describe(self.channel)
+        places: dict[bytes, bytes] = {}
+        for id in positions.union(ids):
+            last = await self._last_up_to(old, new, id)
+            places[id] = last.new if id in positions or last.old == id else b""
+        ours_behind = stored_batches(old, info, self.last.old)
+        theirs_behind = stored_batches(new, there, self.last.new)
+        async with aclosing(_side_by_side(ours_behind, theirs_behind)) as batches:
+            async for ours, theirs in batches:
+                if self._rewrite is not None:
+                    ours = [self._rewrite(self.channel, entry) for entry in ours]
+                self._check_equal(ours, theirs)
+                self._add(ours, theirs)
+                for id in places:
+                    done = bisect_right(ours, id, key=attrgetter("id"))
+                    if done and (id in positions or ours[done - 1].id == id):
+                        places[id] = theirs[done - 1].id
+        return places
+
+    def proof(self, info: ChannelInfo) -> ChannelProof:
+        """What was found equal, of a channel of which the old log said `info`."""
+        digest = self._checksum.hexdigest()
+        return ChannelProof(self.entries, self.bytes, digest, *self.last, info.latest_id or b"")
+
+    async def goes_on(self, old: Wal, info: ChannelInfo) -> bool:
+        """Whether the channel of which `old` says `info` is still that which was compared, with the same beginning: it
+        may have been dropped and made again, or cut at its front, since."""
+        if not self.entries:
+            return True
+        if info.first_id != self._first_old or (info.latest_id or b"") < self.last.old:
+            return False
+        try:
+            async with reading(old, self.channel, FromId(self.last.old, inclusive=True)) as batches:
+                entry = (await anext(aiter(batches)))[0]
+        except PositionLost:
+            return False
+        if self._rewrite is not None:
+            entry = self._rewrite(self.channel, entry)
+        return entry.id == self.last.old and checksum_of([entry]) == self._last_checksum
+
+    def _add(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
+        if not self.entries:
+            self._first_old = ours[0].id
+        _add_to(self._checksum, ours)
+        for at in range(-self.entries % INDEX_ENTRIES, len(ours), INDEX_ENTRIES):
+            self._index.append(Place(ours[at].id, theirs[at].id))
+        self.entries += len(ours)
+        self.bytes += sum(len(entry.payload) for entry in ours)
+        self.last, self._last_checksum = Place(ours[-1].id, theirs[-1].id), checksum_of(ours[-1:])
+
+    async def _last_up_to(self, old: Wal, new: Wal, id: bytes) -> Place:
+        """The last entry up to `id` of `old` among those that were compared; ids of b"" for none."""
+        if id >= self.last.old:
+            return self.last
+        at = bisect_right(self._index, id, key=attrgetter("old"))
+        if not at:
+            return Place(b"", b"")
+        begin = self._index[at - 1]
+        last_old, behind = begin.old, 0
+        async for entries in stored_batches(old, await _up_to(old, self.channel, id), begin.old):
+            last_old = entries[-1].id
+            behind += len(entries)
+        if not behind:
+            return begin
+        async for entries in stored_batches(new, await _up_to(new, self.channel, self.last.new), begin.new):
+            if behind <= len(entries):
+                return Place(last_old, entries[behind - 1].id)
+            behind -= len(entries)
+        raise CorruptLog(f"{self.channel} of the new log has less than was found in it before")
+
+    def _check_equal(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
+        """Raise `CorruptLog` where entries of both logs, behind those that were compared, are not the same."""
+        for number, (one, other) in enumerate(zip_longest(ours, theirs), self.entries + 1):
+            if one is None or other is None or one.timestamp != other.timestamp or one.payload != other.payload:
+                shown = [each.id.hex() if each else "none" for each in (one, other)]
+                raise CorruptLog(
+                    f"entry {number:,} of {self.channel} is not the same in both logs ({shown[0]} in the old one, "
+                    f"{shown[1]} in the new one): something else has written to one of them. Take the migration back "
+                    "with --cancel, and begin again"
+                )
+
+
+async def _up_to(wal: Wal, channel: str, id: bytes) -> ChannelInfo:
+    return replace(await wal.describe(channel), latest_id=id)
+
+
+def checksum_of(entries: Iterable[Entry]) -> str:
+    """The checksum that a `ChannelProof` has for these entries."""
+    checksum = xxhash.xxh3_128()
+    _add_to(checksum, entries)
+    return checksum.hexdigest()
+
+
+def _add_to(checksum: xxhash.xxh3_128, entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        checksum.update(_HEAD.pack(entry.timestamp, len(entry.payload)))
+        checksum.update(entry.payload)
+
+
+async def _side_by_side(
+    ours: AsyncGenerator[Sequence[Entry]], theirs: AsyncGenerator[Sequence[Entry]]
+) -> AsyncGenerator[tuple[Sequence[Entry], Sequence[Entry]]]:
+    """The entries of both, as many of one as of the other at a time; where one has more, these with none at the end."""
+    left: Sequence[Entry] = ()
+    right: Sequence[Entry] = ()
+    async with aclosing(ours), aclosing(theirs):
+        while True:
+            left = left or await _next(ours)
+            right = right or await _next(theirs)
+            if not left and not right:
+                return
+            size = min(len(left), len(right)) or max(len(left), len(right))
+            yield left[:size], right[:size]
+            left, right = left[size:], right[size:]
+
+
+async def _next(batches: AsyncGenerator[Sequence[Entry]]) -> Sequence[Entry]:
+    """The next entries, none at the end. `anext` with a default fails in Python 3.11 where a generator ends at once."""
+    async for entries in batches:
+        return entries
+    return ()

@@ -1,0 +1,101 @@
+"""What a migration does while the old log is in use: it copies and compares what is there, until little is left.
+
+The log says `preparing` meanwhile. Then its users stop for a moment: it says `migrating` (`begin_switch`), `migrate`
+does the rest, and they go on with the new one, or, where that fails, with the old one again (`end_switch`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..errors import CorruptLog, PositionLost, Unavailable
+from ..log.migration_state import MigrationPhase, migration_state
+from ..log.redaction import shown_url
+from ..log.wal import ChannelInfo, Wal
+from .beginning import begin, check_source, reserve
+from .migration import OnProgress
+from .migration_run import SETTLE_S, Compared, MigrationRun
+from .mirrored_channels import begin_anew, channels_of, drop_vanished, is_copied, mirrored_channel
+from .node_log import NodeLog
+from .node_tables import NodeTables
+
+ROUND_S = 1.0  # a round that takes no longer leaves as little for the next, for which the log is not in use
+ROUNDS_MAX = 20  # until the log is said to be written to faster than it is copied
+
+
+async def prepare(
+    old: Wal,
+    new: Wal,
+    old_url: str,
+    new_url: str,
+    *,
+    tables: NodeTables | None = None,
+    on_progress: OnProgress = lambda _: None,
+    settle_s: float = SETTLE_S,
+    round_s: float = ROUND_S,
+) -> Compared:
+    """Begin the migration of `old` to `new`, or go on with it, while `old` is in use, and copy and compare its
+    channels, round after round, until one takes `round_s` seconds at most. The parameters are those of `migrate`.
+    Returns what was found equal, for `migrate` in this process.
+
+    Raises what `migrate` does, but nothing where groups have members, and `Unavailable` where `old` is written to
+    faster than it is copied. After an error it may be called again, or be taken back; `old` is in use all the time."""
+    await check_source(old, new_url)
+    state = await migration_state(old)
+    run = await begin(old, new, old_url, new_url, state, settle_s, tables, MigrationPhase.PREPARING)
+    async with run.letting_go():
+        await reserve(run, old_url)
+        for _ in range(ROUNDS_MAX):
+            took_s = await _round(run, on_progress, tables)
+            on_progress(f"all that was there is equal in both, after {took_s:.1f} s")
+            if took_s <= round_s:
+                break
+        else:
+            raise Unavailable(
+                f"{shown_url(old_url)} is written to faster than it is copied: go on when it is written to less, or "
+                "stop the programs that use it"
+            )
+        await run.let_go()
+    return run.compared
+
+
+async def _round(run: MigrationRun, on_progress: OnProgress, tables: NodeTables | None) -> float:
+    """Copy and compare what came since the round before. Returns for how many seconds."""
+    began = asyncio.get_running_loop().time()
+    node = await NodeLog.read(run.old, tables)
+    await drop_vanished(run)
+    for name in await channels_of(run.old):
+        info = await run.old.describe(name)
+        if is_copied(info, node):
+            if name not in run.compared:
+                on_progress(f"copying {name}")
+            await run.check()
+            await run.new.create_channel(name, info.policy)
+            await _mirrored(run, info, node)
+    return asyncio.get_running_loop().time() - began
+
+
+async def _mirrored(run: MigrationRun, info: ChannelInfo, node: NodeLog | None) -> None:
+    try:
+        await mirrored_channel(run, info, node)
+    except (CorruptLog, PositionLost):  # an earlier run has copied a channel that was made anew since, or cut
+        await begin_anew(run, info)
+        await mirrored_channel(run, info, node)
+
+
+async def begin_switch(old: Wal, new: Wal) -> None:
+    """Let `old`, which is being prepared, be in use no more. Raises as `MigrationRun.claim` and `change` do."""
+    run = await MigrationRun.claim(old, new, await migration_state(old))
+    await run.change(MigrationPhase.MIGRATING, {})
+    await run.let_go()
+
+
+async def end_switch(old: Wal, new: Wal) -> bool:
+    """Let `old` be in use again, unless it is migrated. Returns whether it is in use. Raises as `begin_switch`."""
+    state = await migration_state(old)
+    if state.phase is MigrationPhase.MIGRATING:
+        run = await MigrationRun.claim(old, new, state, settle_s=0)  # it writes to the old log alone
+        await run.change(MigrationPhase.PREPARING, {})
+        if not state.run:  # else the next run waits for what that one has sent
+            await run.let_go()
+    return state.phase in (MigrationPhase.OPEN, MigrationPhase.PREPARING, MigrationPhase.MIGRATING)
