@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from ..runtime.arguments import checked
 from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.config.settings import Settings
-from ..runtime.errors import DeadlineExceeded, InvalidRequest, TidewalError, Unavailable
+from ..runtime.errors import DeadlineExceeded, InvalidRequest, Moved, TidewalError, Unavailable
+from ..runtime.log.following import FollowingWal
 from ..runtime.log.opening import open_wal
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.start_command import LOG_FOLDER, start_command
@@ -75,7 +77,9 @@ def connect(
     `settings` has the
     credentials and the prefix of the channels; by default those of the environment (`load_settings`). The connection
     never owns the log, outlives restarts of the node, and belongs to the event loop that made it; leaving the block
-    closes it, also where the node is gone: that takes a second at most, is logged, and raises nothing.
+    closes it, also where the node is gone: that takes a second at most, is logged, and raises nothing. Where the log is
+    migrated while the node runs, it goes on with the new one, which is opened with the same `settings`: calls raise
+    `Moved` where these do not fit.
 
     Raises `Unavailable` when no node is ready within `deadline_s` seconds, and `ConfigError` for a URL that no adapter
     opens and where the adapter's packages are missing.
@@ -90,7 +94,8 @@ async def _connected(where: str | Path, settings: Settings | None, deadline_s: f
         try:
             async with asyncio.timeout(deadline_s):
                 wal = await _open(str(where), settings)
-                client = _ConnectedClient(wal, prefix=settings.msg_channel.chan_name_prefix.cluster)
+                following = FollowingWal(wal, partial(_open_next, settings))
+                client = _ConnectedClient(following, prefix=settings.msg_channel.chan_name_prefix.cluster)
                 stack.push_async_callback(client.close)
                 await client.__aenter__()
                 await client.ready(deadline_s=deadline_s)
@@ -122,6 +127,16 @@ async def _open(where: str, settings: Settings) -> Wal:
             await _abandon(opening)
             raise
         await _abandon(opening)
+
+
+async def _open_next(settings: Settings, moved: Moved) -> Wal:
+    """The log that has taken the place of one that was migrated, perhaps more than once."""
+    while True:
+        url = moved.url or ""
+        try:
+            return await open_wal(url, own=False, **wal_options(settings, url))
+        except Moved as further:
+            moved = further
 
 
 async def _abandon(opening: asyncio.Task[Wal]) -> None:

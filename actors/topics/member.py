@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from types import TracebackType
+from typing import NamedTuple
 
 from ...runtime.arguments import checked
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import ChannelNotFound, Fenced, InvalidRequest, TidewalError, TopicNotFound
+from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Moved, TidewalError, TopicNotFound
+from ...runtime.groups.coordinator_client import GroupAcks
 from ...runtime.groups.record_member import RecordMember
 from ...runtime.groups.record_pack import RecordPack
+from ...runtime.log.following import moves_of
 from ...runtime.log.names import Names
 from ...runtime.log.record import TagValue
 from ...runtime.log.wal import Append, Delivered, GroupMember, Wal
@@ -34,13 +37,29 @@ Describe = Callable[[str], Awaitable[tuple[Topic, Mapping[str, Mapping[int, byte
 """Returns a topic, and by pchannel the fences that are known. Raises `TopicNotFound`."""
 
 
+class JoinedTopics(NamedTuple):
+    """A group's member in the log that is in use, the topics as that log describes them, by pchannel the fences that
+    are known, and how often the log had moved before."""
+
+    member: GroupMember
+    topics: Sequence[Topic]
+    fences: Mapping[str, Mapping[int, bytes]]
+    moves: int
+
+
+Join = Callable[[], Awaitable[JoinedTopics]]
+"""Becomes a member. Raises as `Client.subscribe`."""
+
+
 class TopicMember(RecordMember):
     """A `RecordMember` over the partitions of topics: each is with one member of its group at a time, in its order, and
     what is not acknowledged is delivered again. Made by `Client.subscribe`; leave it with `aclose`, or `async with`.
 
     It delivers `TopicPack`s, each of one partition. Where a topic gets another number of partitions, it goes on with
     these by itself: each once the group has acknowledged all that its predecessors have. Where one of the topics is
-    dropped, iterating raises `TopicNotFound`, within `LOOK_S` seconds. `process` takes it as it takes any member.
+    dropped, iterating raises `TopicNotFound`, within `LOOK_S` seconds. Where the log is migrated it joins again there;
+    what was delivered before cannot be acknowledged any more (`Fenced`), and is delivered again. `process` takes it as
+    it takes any member.
     Outputs of `commit` go to channels without an owner: `InvalidRequest` for those of collections and topics, whose
     order their owners make.
 
@@ -50,10 +69,9 @@ class TopicMember(RecordMember):
     def __init__(
         self,
         wal: Wal,
-        member: GroupMember,
+        joined: JoinedTopics,
         names: Names,
-        topics: Sequence[Topic],
-        fences: dict[str, Mapping[int, bytes]],
+        join: Join,
         describe: Describe,
         where: str | None = None,
         retries: RetryTopics | None = None,
@@ -61,15 +79,16 @@ class TopicMember(RecordMember):
         whole = (
             [] if retries is None else retries.channels
         )  # what is there has passed the filter: only its copy has not
-        letters = names.group_dead_letters
-        super().__init__(wal, member, dead_letters=letters, fences=fences, where=where, whole=whole)
+        letters, fences = names.group_dead_letters, dict(joined.fences)
+        super().__init__(wal, joined.member, dead_letters=letters, fences=fences, where=where, whole=whole)
         self._names, self._known_fences, self._describe = names, fences, describe
-        self._topics = {topic.name: topic for topic in topics}
+        self._join, self._moves = join, joined.moves
+        self._topics = {topic.name: topic for topic in joined.topics}
         self._places: dict[str, tuple[str, int]] = {}  # by pchannel: its topic, and its number in its epoch
-        self._gate = MemberGate(wal, member.group)
+        self._gate = MemberGate(wal, joined.member.group)
         self._holding: dict[str, asyncio.Task[None]] = {}  # by pchannel
         self._reading = ""  # the pchannel from which it has taken entries last
-        for topic in topics:
+        for topic in joined.topics:
             self._place(topic)
         self._looked_s: float | None = None  # when it has asked for topics because of a channel
         self._looking = asyncio.Lock()
@@ -91,19 +110,70 @@ class TopicMember(RecordMember):
     async def __anext__(self) -> TopicPack:
         """The next messages of one of the partitions. Raises and ends as `RecordMember` does, and raises
         `TopicNotFound` where a topic was dropped."""
-        try:
-            pack = await super().__anext__()
-        except (StopAsyncIteration, ChannelNotFound):
-            if not self._closed:
-                await self._look()
-            if self._dropped is not None:
-                raise self._dropped from None
-            raise
+        while True:
+            try:
+                pack = await super().__anext__()
+                break
+            except (StopAsyncIteration, ChannelNotFound, Moved) as error:
+                if self._closed or self._dropped is not None or not self._has_moved(error):
+                    await self._check_there()
+                    raise
+                await self._join_again()
         topic, partition = self._places[pack.channel]
         records = {each.name: getattr(pack, each.name) for each in _FIELDS}
         retries = pack.channel in self._whole
         where = self._filter_of(pack.channel)
-        return TopicPack(**records, topic=topic, partition=partition, where=where, retries=retries)
+        return TopicPack(**records, topic=topic, partition=partition, where=where, retries=retries, moves=self._moves)
+
+    async def _check_there(self) -> None:
+        """Raise `TopicNotFound` where a topic was dropped."""
+        if not self._closed:
+            await self._look()
+        if self._dropped is not None:
+            raise self._dropped from None
+
+    # ---- a log that moves -------------------------------------------------------------------------------------------
+
+    def _has_moved(self, error: Exception) -> bool:
+        """Whether an error says no more than that the log has moved since this member has joined."""
+        return isinstance(error, Moved) or moves_of(self._wal) != self._moves
+
+    async def _join_again(self) -> None:
+        """Become a member in the log that is in use now. All ids are others there, those of fences and ends too."""
+        left = self._member
+        joined = await self._join()
+        holding, self._holding = list(self._holding.values()), {}
+        await ended(*holding)
+        self._moves, self._gate = joined.moves, MemberGate(self._wal, joined.member.group)
+        self._known_fences.clear()
+        self._known_fences.update(joined.fences)
+        self._read_from(joined.member)
+        for topic in joined.topics:
+            self._topics[topic.name] = topic
+            self._place(topic)
+        with suppress(TidewalError):
+            await left.aclose()
+
+    def _delivered(self, pack: RecordPack) -> Delivered:
+        if isinstance(pack, TopicPack) and pack.moves != self._moves:
+            raise _moved_since(pack.channel)
+        return pack.delivered
+
+    async def _store(
+        self,
+        packs: Sequence[RecordPack],
+        outputs: Sequence[Append],
+        metadata: Mapping[str, bytes],
+        *,
+        commit: bool = False,
+        store: Callable[[GroupAcks], Awaitable[None]] | None = None,
+    ) -> list[bytes]:
+        try:
+            return await super()._store(packs, outputs, metadata, commit=commit, store=store)
+        except (Closed, Moved) as error:
+            if self._closed or not self._has_moved(error):
+                raise
+            raise _moved_since(packs[0].channel) from error
 
     async def _admit(self, delivered: Delivered) -> bool:
         """Hold what is in a partition while its predecessors are not read to their ends. Whether they are is looked up
@@ -290,6 +360,13 @@ def _request_of(message: TopicMessage) -> TopicRequest:
             argument="message",
         )
     return message.request
+
+
+def _moved_since(channel: str) -> Fenced:
+    return Fenced(
+        f"the log of {channel} has moved since this was delivered: what the group has not done is delivered again",
+        channel=channel,
+    )
 
 
 def _dropped(topic: Topic) -> TopicNotFound:

@@ -94,6 +94,7 @@ class TopicPack(RecordPack):
     partition: int = 0
     where: RecordFilter | None = None
     retries: bool = False
+    moves: int = 0
 
     def _message(self, record: Record) -> TopicMessage:
         retried = retried_of(record.tags) if self.retries else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 from ...runtime.catalog.topics import Topic
 from ...runtime.errors import TopicEpochEnded, TopicExists, TopicNotFound
+from ...runtime.log.following import moves_of
 from ...runtime.log.names import Names
 from ...runtime.log.wal import From, Wal
 from ...runtime.rpc.client import RpcClient
@@ -17,7 +19,7 @@ from ..described import Described, WritePlace
 from ..numbered_writes import NumberedWrites
 from .delayed_sends import cancel_delayed, due_params, send_delayed
 from .group_start import begin_in, start_of_group
-from .member import TopicMember
+from .member import JoinedTopics, TopicMember
 from .messages import Message, Partitioner, PlacedMessage, SendResult, pack_messages
 from .retry_topics import PARTITIONS_MAX, RetryTopics, retry_topic_name
 from .sender import Sending, TopicSender
@@ -186,24 +188,37 @@ class TopicCalls:
                 await begin_in(self._wal, self._names, group, found, start, deadline_s)
                 start = From.EARLIEST
             found += retries.topics
-        patterns = [self._names.topic_pattern(topic.id) for topic in found]
-        member = await self._wal.join(
+        join = partial(
+            self._join,
+            [topic.name for topic in found],
+            deadline_s,
             group,
-            patterns,
+            [self._names.topic_pattern(topic.id) for topic in found],
             start=start,
             reset_to=reset_to,
             session_timeout_s=session_timeout_s,
             ack_timeout_s=ack_timeout_s,
         )
+        describe = partial(self._with_fences, deadline_s=deadline_s)
+        return TopicMember(self._wal, await join(), self._names, join, describe, where, retries)
+
+    async def _join(
+        self, names: Sequence[str], deadline_s: float, group: str, patterns: Sequence[str], **options: Any
+    ) -> JoinedTopics:
+        """Become a member of a group, with the `options` of `Wal.join`."""
+        moves = moves_of(self._wal)
+        member = await self._wal.join(group, patterns, **options)
+        topics: list[Topic] = []
         fences: dict[str, Mapping[int, bytes]] = {}
         try:
-            for topic in found:  # read behind the start of the member: what a fence there hides is known then
-                fences.update((await self._with_fences(topic.name, deadline_s))[1])
+            for name in names:  # read behind the start of the member: what a fence there hides is known then
+                topic, known = await self._with_fences(name, deadline_s)
+                topics.append(topic)
+                fences.update(known)
         except BaseException:
             await member.aclose()
             raise
-        describe = partial(self._with_fences, deadline_s=deadline_s)
-        return TopicMember(self._wal, member, self._names, found, fences, describe, where, retries)
+        return JoinedTopics(member, topics, fences, moves)
 
     async def _retry_topics(self, topics: Sequence[Topic], group: str, deadline_s: float) -> RetryTopics:
         """The retry topics of a group, made where they are missing; none is made where one cannot be called so."""

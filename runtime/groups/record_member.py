@@ -93,15 +93,10 @@ class RecordMember(AsyncIterator[RecordPack]):
         """Raises `InvalidFilter`, also for a filter of over `MAX_GROUP_FILTER_BYTES`."""
         check_group_filter(where)
         self._where, self._filter, self._whole = where, filter_of(where), frozenset(whole)
-        self._mismatch: GroupFilterMismatch | None = None
-        if isinstance(member, GroupConsumer):
-            member.time_by_hand()  # what is given to the caller: not what waits here for the rest of its batch
-            if self._filter is not None:
-                member.read_where(self._filter, self._whole)
-        self._wal, self._member, self._on_bad = wal, member, on_bad
+        self._wal, self._on_bad = wal, on_bad
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
-        self._channels: dict[str, _Channel] = {}
+        self._read_from(member)
         self._lettering = asyncio.Lock()
         self._lettered = (
             None
@@ -113,6 +108,16 @@ class RecordMember(AsyncIterator[RecordPack]):
             if metrics is None or where is None
             else metrics.counter("wal_group_filtered_total", group=member.group)
         )
+
+    def _read_from(self, member: GroupMember) -> None:
+        """Read the channels of `member` from now on, and forget all that was delivered before."""
+        if isinstance(member, GroupConsumer):
+            member.time_by_hand()  # what is given to the caller: not what waits here for the rest of its batch
+            if self._filter is not None:
+                member.read_where(self._filter, self._whole)
+        self._member = member
+        self._channels: dict[str, _Channel] = {}
+        self._mismatch: GroupFilterMismatch | None = None
 
     @property
     def id(self) -> str:
@@ -198,17 +203,25 @@ class RecordMember(AsyncIterator[RecordPack]):
     def _acknowledging(self, delivered: RecordPack) -> AbstractContextManager[None]:
         """`GroupConsumer.acknowledging`."""
         member = self._member
-        return member.acknowledging(delivered.delivered) if isinstance(member, GroupConsumer) else nullcontext()
+        return member.acknowledging(self._delivered(delivered)) if isinstance(member, GroupConsumer) else nullcontext()
+
+    def _delivered(self, pack: RecordPack) -> Delivered:
+        """What the member under this one has delivered of a pack. A class that reads from one after another raises
+        `Fenced` for what an earlier one has."""
+        return pack.delivered
 
     @checked
     def is_acknowledged(self, delivered: RecordPack) -> bool:
         """Whether all of a pack, or a part of one, is acknowledged, and may not be delivered again."""
-        return isinstance(self._member, GroupConsumer) and self._member.is_acknowledged(delivered.delivered)
+        with suppress(Fenced):
+            return isinstance(self._member, GroupConsumer) and self._member.is_acknowledged(self._delivered(delivered))
+        return False
 
     @checked
     def redeliver(self, delivered: RecordPack) -> None:
         """`GroupMember.redeliver`."""
-        self._member.redeliver(delivered.delivered)
+        with suppress(Fenced):
+            self._member.redeliver(self._delivered(delivered))
 
     @property
     def ack_timeout_s(self) -> float | None:
@@ -218,14 +231,14 @@ class RecordMember(AsyncIterator[RecordPack]):
     @checked
     def extend_ack_timeout(self, delivered: RecordPack, timeout_s: float | None = None) -> None:
         """`GroupMember.extend_ack_timeout`."""
-        self._member.extend_ack_timeout(delivered.delivered, timeout_s)
+        self._member.extend_ack_timeout(self._delivered(delivered), timeout_s)
 
     @checked
     async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
         """`GroupMember.annotate`."""
         channel = of if isinstance(of, str) else of.channel
         state = RecordState.of(self._member.metadata(channel))._replace(own=metadata)
-        await self._member.annotate(of if isinstance(of, str) else of.delivered, state.to_metadata())
+        await self._member.annotate(of if isinstance(of, str) else self._delivered(of), state.to_metadata())
 
     @checked
     def metadata(self, channel: str) -> bytes:
@@ -235,7 +248,7 @@ class RecordMember(AsyncIterator[RecordPack]):
     @checked
     def pause(self, of: str | RecordPack) -> None:
         """`GroupMember.pause`."""
-        self._member.pause(of if isinstance(of, str) else of.delivered)
+        self._member.pause(of if isinstance(of, str) else self._delivered(of))
         self._set_paused(of if isinstance(of, str) else of.channel, True)
 
     @checked
@@ -383,7 +396,7 @@ class RecordMember(AsyncIterator[RecordPack]):
             stored = {name: self._metadata(pack, metadata.get(name)) for name, pack in covered.items()}
             letters = [letter for pack in covered.values() for letter in await self._letters_of(pack)]
             # all of them, so that each is checked, and what the last ones cover beside
-            delivered = [pack.delivered for pack in packs]
+            delivered = [self._delivered(pack) for pack in packs]
             delivered += [pack.delivered for pack in covered.values() if not any(pack is each for each in packs)]
             ids: list[bytes] = []
             if store is None and (commit or (letters and self._wal.capabilities.atomic_commits)):
