@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio.to_thread
 
@@ -24,6 +24,9 @@ from ..runtime.streams.factory import PACK_BYTES
 from ..runtime.tables.table_store import TableStore
 from .cluster_member import ClusterMember
 from .local_owner import LocalOwner
+
+if TYPE_CHECKING:
+    from .log_migration import LogMigration
 
 Result = TypeVar("Result")
 
@@ -64,7 +67,8 @@ class Node:
     read. In `local_owner` the roles find the StreamingNode of this process; `message_bytes` says how large a message of
     the pchannels may be that are owned elsewhere. `before_leaving` is what the end of the node waits for, by role,
     while all goes on. The `dispatchers` read the pchannels for all collections. Requests to nodes that have addresses
-    go by `connections`, which are made over `network`, TCP by default.
+    go by `connections`, which are made over `network`, TCP by default. `log_migration` is what operators ask to have
+    the log of this process migrated.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Node:
         default_factory=dict[str, Callable[[], Awaitable[None]]]
     )
     network: Network | None = None
+    log_migration: LogMigration | None = None
     dispatchers: Dispatchers = field(init=False)
     connections: NodeConnections = field(init=False)
 
@@ -97,6 +102,11 @@ class Node:
     def names(self) -> Names:
         """The names of the cluster's channels."""
         return names_of(self.settings)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the roles of this process are about to stop, and go on with another log."""
+        return self.log_migration is not None and self.log_migration.switching
 
     @property
     def incarnation(self) -> str:

@@ -110,8 +110,8 @@ class Role(Actor[Never, Never, RequestPack]):
 
     @property
     def gives_way(self) -> bool:
-        """Whether another node is to answer what was begun here."""
-        return self.node.cluster.fenced is not None
+        """Whether another node, or this one on another log, is to answer what was begun here."""
+        return self.node.cluster.fenced is not None or self.node.is_moving
 
     @property
     def doubtful(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,14 +24,15 @@ from ..runtime.clock import Clock, HybridClock
 from ..runtime.cluster.incarnation_file import incarnation_file
 from ..runtime.cluster.pressure import NODE_MEMORY
 from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
-from ..runtime.cluster.state import UNREACHABLE, UNREADABLE
+from ..runtime.cluster.state import UNREACHABLE, UNREADABLE, ClusterState
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.fitting import fitted
-from ..runtime.config.loading import wal_options, wal_url
+from ..runtime.config.loading import wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.direct.network import Network
 from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
-from ..runtime.log.opening import open_wal
+from ..runtime.log.following import FollowingWal
+from ..runtime.log.opening import find_backend
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
@@ -43,11 +44,14 @@ from ..runtime.waiting import ended
 from .client import Client
 from .cluster_member import ClusterMember
 from .datanode import DataNode
+from .datanode.moved_tables import MovedTables
 from .datanode.wal_identity import wal_of
+from .log_migration import LogMigration
 from .metrics import count_dead_letter, measure_limit
 from .mixcoord import MixCoord
 from .node import Node, RunBlocking, in_thread, names_of
 from .node_status import SILENT_S, refused_appends, watermark_age_s
+from .open_logs import OpenLogs, SettingsOpener
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
@@ -82,7 +86,8 @@ class Standalone:
     (`file:`, or a prefix of a bucket: `s3:`, `gs:`, `az:`). `name` is the node's, by default that of `metrics` or of
     the process. With `threads=False` and a `blocking` that runs in place a whole node is deterministic on a virtual
     loop (`runtime/testing`). `network` makes its direct connections to other nodes, over TCP by default. Give
-    `metrics` to share them with the log's.
+    `metrics` to share them with the log's. With `logs`, whose log is `wal`, the log can be migrated while the node
+    runs; `logs` are the caller's to close. Clients of this process go on then, and `node` and `wal` are others.
 
     Entering it raises `WrongCluster` where the settings or the tables are not those of the log's other nodes,
     `FormatTooNew` or `FormatTooOld` where they work at a feature level that this version does not know,
@@ -107,47 +112,84 @@ class Standalone:
         roles: Iterable[str] = ROLE_NAMES,
         predecessor: str = "",
         network: Network | None = None,
+        logs: OpenLogs | None = None,
+        on_incarnation: Callable[[str], object] = lambda incarnation: None,
     ) -> None:
-        settings = fitted(settings or Settings(), wal.capabilities)
-        name = name or (metrics.node_id if metrics is not None else node_name())
-        metrics = metrics or Metrics(name)
-        hybrid = HybridClock(clock)
+        """`on_incarnation` is called with that of each further start of the roles, before it."""
+        self._settings = settings or Settings()
+        self._name = name or (metrics.node_id if metrics is not None else node_name())
+        self._metrics = metrics or Metrics(self._name)
+        self._hybrid = HybridClock(clock)
         self._roles = _roles_named(roles)
-        offered = [role.role for role in self._roles]
-        incarnation = f"{name}-{hybrid.now() + _start_number():x}"
+        self._tables, self._blocking, self._network = open_tables(tables), blocking, network
+        self._migration = LogMigration(_Moving(self), logs, MovedTables(self._tables, blocking))
+        self.node: Node = self._node_on(wal, predecessor)
+        self._on_incarnation = on_incarnation
+        self._following: FollowingWal | None = None  # the log, for clients of this process
+        self._clock = clock
+        self._threads = threads
+        self._stack = AsyncExitStack()
+        self._running = AsyncExitStack()  # what is of one log
+        self._system: ActorSystem | None = None
+        self._failure: asyncio.Future[BaseException] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._phase: Literal["starting", "running", "moving", "draining"] = "starting"
+
+    def _node_on(self, wal: Wal, predecessor: str = "") -> Node:
+        """A new incarnation of the node, which works on `wal`."""
+        settings, metrics = fitted(self._settings, wal.capabilities), self._metrics
         cluster = ClusterMember(
-            name,
-            incarnation,
-            offered,
+            self._name,
+            f"{self._name}-{self._hybrid.now() + _start_number():x}",
+            [role.role for role in self._roles],
             wal,
             names_of(settings),
-            hybrid,
+            self._hybrid,
             settings.cluster,
             predecessor=predecessor,
             version=self._version,
             on_bad=lambda channel, _, error: count_dead_letter(metrics, channel, str(error.reason)),
         )
-        self.node: Node = Node(
-            name, wal, open_tables(tables), cluster, settings, hybrid, metrics, blocking, network=network
+        node = Node(
+            self._name,
+            wal,
+            self._tables,
+            cluster,
+            settings,
+            self._hybrid,
+            metrics,
+            self._blocking,
+            network=self._network,
+            log_migration=self._migration,
         )
-        cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(self.node.unreadable)}) or None
-        cluster.reports[UNREACHABLE] = self.node.connections.unreachable
+        cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(node.unreadable)}) or None
+        cluster.reports[UNREACHABLE] = node.connections.unreachable
         if limit_bytes := memory_limit_bytes():
             measure_limit(cluster, metrics, NODE_MEMORY, lambda: (resident_bytes(), limit_bytes))
-        self._clock = clock
-        self._threads = threads
-        self._stack = AsyncExitStack()
-        self._system: ActorSystem | None = None
-        self._phase: Literal["starting", "running", "draining"] = "starting"
+        return node
 
     async def __aenter__(self) -> Standalone:
-        actor, interval_ms = self.node.settings.actor, self.node.settings.interpreter.switch_interval_ms
+        interval_ms = self.node.settings.interpreter.switch_interval_ms
         await self.node.blocking(self.node.tables.prepare)
+        self._failure = asyncio.get_running_loop().create_future()
+        self._following = FollowingWal(self.node.wal)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._following.close)
             await self._serve_metrics(stack)
             if interval_ms:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
+            stack.push_async_callback(self._stop_roles)
+            await self._start_roles()
+            self._stack = stack.pop_all()
+        _log.info("node %s is ready", self.node.name)
+        self._phase = "running"
+        return self
+
+    async def _start_roles(self) -> None:
+        """Become a member of the cluster of the log, and start the roles."""
+        actor = self.node.settings.actor
+        async with AsyncExitStack() as stack:
             stack.push_async_callback(self.node.cluster.close)
             stack.push_async_callback(self.node.connections.close)
             address = await self.node.connections.listen()
@@ -169,11 +211,43 @@ class Standalone:
             await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
             for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
+            self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
+            stack.push_async_callback(ended, self._watching)
             await self._ready()
-            self._stack = stack.pop_all()
-        _log.info("node %s is ready", self.node.name)
+            self._running = stack.pop_all()
+
+    async def _stop_roles(self) -> None:
+        """Stop the roles, and leave the cluster."""
+        running, self._running = self._running, AsyncExitStack()
+        await running.aclose()
+
+    async def _leave_log(self) -> None:
+        """Stop the roles, for the log is about to be closed. An error of one is logged: it has stopped all the same."""
+        assert self._following is not None
+        self._phase = "moving"
+        self._following.leave()
+        try:
+            await self._stop_roles()
+        except Exception:
+            _log.exception("the roles of %s have stopped, not all of them in order", self.node.name)
+
+    async def _go_on_with(self, wal: Wal) -> None:
+        """Start the roles on another log, or on the same one again."""
+        assert self._following is not None
+        self.node = self._node_on(wal)
+        self._on_incarnation(self.node.incarnation)
+        self._following.arrive(wal)
+        await self._start_roles()
         self._phase = "running"
-        return self
+
+    async def _watch(self, system: ActorSystem) -> None:
+        escalation = await system.failed
+        assert escalation.error is not None
+        self._fail(escalation.error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(error)
 
     async def _serve_metrics(self, stack: AsyncExitStack) -> None:
         """Listen before any role starts: a node whose port is in use must not take the log from one that works."""
@@ -203,9 +277,17 @@ class Standalone:
         await self.close()
 
     async def close(self) -> None:
-        """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory."""
-        if self._phase != "running":
+        """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory. A
+        migration of the log is waited for where the roles are stopped for it; else it ends, and may be gone on with."""
+        if self._phase not in ("running", "moving"):
             return
+        await self._migration.stop()
+        if self._phase == "running":
+            await self._drain()
+        self._phase = "draining"
+        await self._stack.aclose()
+
+    async def _drain(self) -> None:
         self._phase = "draining"
         began_s = self.node.clock.clock.monotonic()
         _log.info("node %s is draining", self.node.name)
@@ -215,7 +297,7 @@ class Standalone:
         with suppress(TimeoutError):
             async with asyncio.timeout(REPLACED_S):
                 await asyncio.gather(*(until_replaced() for until_replaced in self.node.before_leaving.values()))
-        await self._stack.aclose()
+        await self._stop_roles()
         _log.info("node %s has drained in %.1f s", self.node.name, self.node.clock.clock.monotonic() - began_s)
 
     async def _hand_over(self) -> None:
@@ -233,25 +315,42 @@ class Standalone:
         records."""
         prefix = self.node.settings.msg_channel.chan_name_prefix.cluster
         unique = f"{name or 'client'}-{self.node.incarnation}-{self.node.clock.now():x}"
-        return Client(self.node.wal, prefix=prefix, name=unique)
+        return Client(self._following or self.node.wal, prefix=prefix, name=unique)
 
     @property
     def wal(self) -> Wal:
-        """The log of the node: for streams, groups and records beside the collections. The node closes it."""
+        """The log of the node: for streams, groups and records beside the collections. The node closes it. Where it is
+        migrated while the node runs, that is the new one from then on, and what uses the old one ends with `Closed`."""
         return self.node.wal
 
     @property
     def system(self) -> ActorSystem:
         """The actor system of the roles. Raises `Closed` when the node is not running."""
         if self._system is None:
-            raise Closed("the node is not running; enter it with `async with`")
+            raise _not_running()
         return self._system
 
     async def failed(self) -> BaseException:
-        """Wait until a role has failed for good, and return its error."""
-        escalation = await self.system.failed
-        assert escalation.error is not None
-        return escalation.error
+        """Wait until a role has failed for good, or a migration of the log has left the node without one, and return
+        the error. Raises `Closed` when the node is not running."""
+        if self._failure is None:
+            raise _not_running()
+        return await asyncio.shield(self._failure)
+
+    @checked
+    async def migrate(self, to: str) -> None:
+        """Migrate the log of this node to that at the URL `to`, which is empty or not there yet and is opened with the
+        node's settings, and return when the node works on it. All goes on meanwhile, but for a moment in which the
+        roles stop; clients wait then, and go on by themselves. Where it fails the node goes on with the log that it
+        has, and the call may be repeated; `tidewal migrate` takes it back.
+
+        Raises `Unsupported` for a log that several processes write to, for a node that was given an open log, and for
+        what cannot be migrated, `Unavailable` where other nodes use the log or it is written to faster than it is
+        copied, `InvalidRequest` where the new one is not empty, `Closed` when the node is not running, and what opening
+        that raises. A node that cannot go on with either log ends (`failed`)."""
+        if self._phase != "running":
+            raise _not_running()
+        await self._migration.migrate(find_backend(to).absolute_url(to))
 
     @overload
     async def run(self, work: None = None, *, timeout_s: float | None = None) -> None: ...
@@ -337,17 +436,20 @@ async def standalone(
     metrics = Metrics(name or node_name())
     url = await log_url(home, settings, wal=wal)
     owns = StreamingNode.role in roles
-    log = await open_wal(url, own=owns, **wal_options(settings, url, metrics))
-    options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles}
+    opener = SettingsOpener(settings, metrics, owns=owns)
+    logs = OpenLogs(opener, url, await opener.open(url))
+    options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles, "logs": logs}
     try:
         with incarnation_file(home / (f"node-{quote(name, safe='')}.lock" if name else "node.lock")) as file:
-            node = Standalone(log, tables_of(home, settings), **options, predecessor=file.predecessor if file else "")
+            if file:
+                options |= {"predecessor": file.predecessor, "on_incarnation": file.write}
+            node = Standalone(logs.wal, tables_of(home, settings), **options)
             if file:
                 file.write(node.node.incarnation)
             async with node:
                 yield node
     finally:
-        await log.close()
+        await logs.close()
 
 
 async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", embedded: str | Path = "log") -> str:
@@ -366,6 +468,30 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
 def tables_of(directory: str | Path, settings: Settings) -> str:
     """The path or URL of the tables of a node in `directory`."""
     return settings.tables or str(_absolute(directory) / "tables")
+
+
+class _Moving:
+    """A node as the migration of its log has it: `MovingNode`."""
+
+    def __init__(self, node: Standalone) -> None:
+        self._node = node
+
+    @property
+    def members(self) -> ClusterState:
+        return self._node.node.cluster.state
+
+    async def stop_roles(self) -> None:
+        await self._node._leave_log()  # pyright: ignore[reportPrivateUsage] -- a part of it
+
+    async def start_roles(self, wal: Wal) -> None:
+        await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
+
+    def fail(self, error: BaseException) -> None:
+        self._node._fail(error)  # pyright: ignore[reportPrivateUsage]
+
+
+def _not_running() -> Closed:
+    return Closed("the node is not running; enter it with `async with`")
 
 
 def _roles_named(names: Iterable[str]) -> tuple[type[Role], ...]:

@@ -96,6 +96,12 @@ class SyncStandalone:
         self._check_open()
         return self._loop.run(self._node.run(work, timeout_s=timeout_s))
 
+    @checked
+    def migrate(self, to: str) -> None:
+        """`Standalone.migrate`."""
+        self._check_open()
+        self._loop.run(self._node.migrate(to))
+
     @property
     def wal(self) -> Wal:
         """The node's log, for coroutines that `run` is given: it belongs to the node's event loop."""

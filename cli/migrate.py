@@ -16,10 +16,13 @@ from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.migration.migration import MigrationProof, cancel_migration, cancellable_state, check_source
 from ..runtime.migration.migration import migrate as migrate_log
+from ..runtime.migration.preparation import prepare as prepare_log
+from ..runtime.migration.preparation import until_unused
 from ..runtime.migration.translation import translate_position
 from ..runtime.streams.messages import Position
 from ..runtime.tables.table_store import open_tables
 from .connect import completed
+from .online_migration import cancelled_by_node, is_open_elsewhere, migrated_by_node
 from .open_log import LogUrl, opened
 from .owned_log import owned_log
 from .results import AsJson
@@ -41,14 +44,21 @@ def migrate(
     position: Annotated[
         str, typer.Option(help="Print, in hex, where a saved position (hex of Position.to_bytes) is in the new log.")
     ] = "",
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare", help="Copy first, while nodes and programs use the old log, then wait until none does."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy all that a log has to another one, prove that both are equal, and let that one take its place.
 
-    No program may have the old log open. Nodes are stopped before, and started on the new log afterwards; the tables
-    that they have filled go on with that. A migration that was interrupted goes on with the same command. When it has
-    ended, opening the old log to write raises Moved, with the URL of the new one. The environment has the credentials
-    for both. Exits with 0 when the new log is open.
+    Where one node has the log of a directory open, it does so itself while it runs, with its own tables and settings:
+    it and its clients go on with the new log. Else no program may have the old log open: nodes are stopped before, and
+    started on the new log afterwards; the tables that they have filled go on with that. A migration that was
+    interrupted goes on with the same command. When it has ended, opening the old log to write raises Moved, with the
+    URL of the new one. The environment has the credentials for both. Exits with 0 when the new log is open.
     """
     url, to = _absolute(url), _absolute(to)
     if cancel + status + bool(position) > 1:
@@ -65,7 +75,7 @@ def migrate(
         completed(_cancelled(url, to))
         typer.echo(f"taken back: {shown_url(url)} is in use again")
     else:
-        proof = completed(_migrated(url, to, tables))
+        proof = completed(_migrated(url, to, tables, prepare=prepare))
         typer.echo(json.dumps(proof.to_wire(), indent=2) if as_json else "\n".join(_lines(proof)))
 
 
@@ -74,17 +84,27 @@ async def _state(url: str) -> MigrationState:
         return await migration_state(wal)
 
 
-async def _migrated(url: str, to: str, tables: str) -> MigrationProof:
+async def _migrated(url: str, to: str, tables: str, *, prepare: bool) -> MigrationProof:
+    def on_progress(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if await is_open_elsewhere(url):
+        return await migrated_by_node(url, to, on_progress)
     moved = MovedTables(open_tables(tables)) if tables else None
     async with owned_log(url) as old:
         await check_source(old, to)
         async with owned_log(to, create=True) as new:
-            return await migrate_log(
-                old, new, url, to, tables=moved, on_progress=lambda line: typer.echo(line, err=True)
-            )
+            compared = None
+            if prepare:
+                compared = await prepare_log(old, new, url, to, tables=moved, on_progress=on_progress)
+                await until_unused(old, moved, on_progress)
+            return await migrate_log(old, new, url, to, tables=moved, on_progress=on_progress, compared=compared)
 
 
 async def _cancelled(url: str, to: str) -> None:
+    if await is_open_elsewhere(url):
+        await cancelled_by_node(url, to)
+        return
     async with owned_log(url) as old:
         await cancellable_state(old, to)
         async with owned_log(to, create=True) as new:

@@ -41,6 +41,7 @@ from ..role import Role
 from .cluster_metrics import ClusterMetrics
 from .cut_drawer import CutDrawer
 from .group_lags import GroupLags
+from .log_migration_requests import migration_handlers
 from .pchannels import Pchannels
 from .placement import Placement
 from .reply_channels import ReplyChannels
@@ -95,6 +96,7 @@ class MixCoord(Role):
             "cut": Method(self._cut, OfCollection),
             **self._topics.handlers(),
             **self._placement.handlers(),
+            **migration_handlers(self.node),
         }
 
     def on_bad_event(self) -> OnBadRecord:

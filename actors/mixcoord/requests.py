@@ -49,6 +49,12 @@ class MoveParams(TypedDict):
     node: str
 
 
+class MigrateParams(TypedDict):
+    """The URL, without credentials, of the log to which that of the node goes."""
+
+    target: str  # `to` names the node that is to answer
+
+
 class BalanceParams(TypedDict):
     """Whether channels are to move for balance."""
 

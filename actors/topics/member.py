@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from types import TracebackType
 from typing import NamedTuple
@@ -155,9 +155,19 @@ class TopicMember(RecordMember):
             await left.aclose()
 
     def _delivered(self, pack: RecordPack) -> Delivered:
-        if isinstance(pack, TopicPack) and pack.moves != self._moves:
+        if moves_of(self._wal) != self._moves or (isinstance(pack, TopicPack) and pack.moves != self._moves):
             raise _moved_since(pack.channel)
         return pack.delivered
+
+    @contextmanager
+    def _fenced_by_moves(self, channel: str) -> Generator[None]:
+        """What the block finds of the log that it had before, closed or moved, is that the delivery is over."""
+        try:
+            yield
+        except (Closed, Moved) as error:
+            if self._closed or not self._has_moved(error):
+                raise
+            raise _moved_since(channel) from error
 
     async def _store(
         self,
@@ -168,12 +178,14 @@ class TopicMember(RecordMember):
         commit: bool = False,
         store: Callable[[GroupAcks], Awaitable[None]] | None = None,
     ) -> list[bytes]:
-        try:
+        with self._fenced_by_moves(packs[0].channel if packs else ""):
             return await super()._store(packs, outputs, metadata, commit=commit, store=store)
-        except (Closed, Moved) as error:
-            if self._closed or not self._has_moved(error):
-                raise
-            raise _moved_since(packs[0].channel) from error
+
+    @checked
+    async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
+        """`GroupMember.annotate`."""
+        with self._fenced_by_moves(of if isinstance(of, str) else of.channel):
+            await super().annotate(of, metadata)
 
     async def _admit(self, delivered: Delivered) -> bool:
         """Hold what is in a partition while its predecessors are not read to their ends. Whether they are is looked up

@@ -88,7 +88,8 @@ class TopicMessage:
 @dataclass(frozen=True)
 class TopicPack(RecordPack):
     """A `RecordPack` of one partition of a topic, read with the filter `where`. With `retries` that is a retry topic of
-    the member's group, whose messages say what they are copies of."""
+    the member's group, whose messages say what they are copies of. `moves` is how often the log had been replaced by
+    another when it was read."""
 
     topic: str = ""
     partition: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import uuid4
 
-from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
+from ..errors import CorruptLog, InvalidRequest, PositionLost, Unavailable, Unsupported
 from ..log.migration_state import (
     MIGRATION_CHANNEL,
     MigrationPhase,
@@ -25,6 +25,7 @@ from .mirrored_channels import channels_of
 from .node_log import NodeLog
 from .node_tables import NodeTables
 
+LOOKS = 3  # at what nodes have in a log that is in use, until what does not fit together is an error
 UNDER_WAY = (  # the phases of a log that goes to another one
     MigrationPhase.PREPARING,
     MigrationPhase.MIGRATING,
@@ -127,13 +128,25 @@ async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None, *, in_us
     for wal in (old, new):
         if wal.capabilities.foreign_topics:
             raise Unsupported("topics that others made are not migrated", capability="migration")
-    await NodeLog.read(old, tables)
+    await _check_node(old, tables, in_use=in_use)
     groups = await groups_of(old, in_use=in_use)
     if groups and not new.capabilities.groups:
         raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")
     for group in groups:
         for channel, id in group.positions.items():
             await check_not_lost(old, await old.describe(channel), [id or b""])
+
+
+async def _check_node(old: Wal, tables: NodeTables | None, *, in_use: bool) -> None:
+    """Raise what `NodeLog.read` does. While the log is in use collections come and go, and tables go on: what does not
+    fit together may have been read in such a moment, and counts only where it is so each time."""
+    for left in reversed(range(LOOKS if in_use else 1)):
+        try:
+            await NodeLog.read(old, tables, in_use=in_use)
+            return
+        except (InvalidRequest, CorruptLog, PositionLost):
+            if not left:
+                raise
 
 
 async def _check_empty(new: Wal) -> None:

@@ -41,7 +41,7 @@ class ChannelProof:
     latest_old: bytes
 
 
-class Place(NamedTuple):
+class IdPair(NamedTuple):
     """The ids of one entry in both logs."""
 
     old: bytes
@@ -56,12 +56,12 @@ class ComparedChannel:
         self.channel: str = channel
         self.entries: int = 0
         self.bytes: int = 0
-        self.last: Place = Place(b"", b"")
+        self.last: IdPair = IdPair(b"", b"")
         self._rewrite = rewrite
         self._first_old = b""
         self._checksum = xxhash.xxh3_128()
         self._last_checksum = ""  # of the last one alone
-        self._index: list[Place] = []
+        self._index: list[IdPair] = []
 
     async def compare(
         self, old: Wal, new: Wal, info: ChannelInfo, positions: Iterable[bytes] = (), ids: Iterable[bytes] = ()
@@ -119,18 +119,18 @@ class ComparedChannel:
             self._first_old = ours[0].id
         _add_to(self._checksum, ours)
         for at in range(-self.entries % INDEX_ENTRIES, len(ours), INDEX_ENTRIES):
-            self._index.append(Place(ours[at].id, theirs[at].id))
+            self._index.append(IdPair(ours[at].id, theirs[at].id))
         self.entries += len(ours)
         self.bytes += sum(len(entry.payload) for entry in ours)
-        self.last, self._last_checksum = Place(ours[-1].id, theirs[-1].id), checksum_of(ours[-1:])
+        self.last, self._last_checksum = IdPair(ours[-1].id, theirs[-1].id), checksum_of(ours[-1:])
 
-    async def _last_up_to(self, old: Wal, new: Wal, id: bytes) -> Place:
+    async def _last_up_to(self, old: Wal, new: Wal, id: bytes) -> IdPair:
         """The last entry up to `id` of `old` among those that were compared; ids of b"" for none."""
         if id >= self.last.old:
             return self.last
         at = bisect_right(self._index, id, key=attrgetter("old"))
         if not at:
-            return Place(b"", b"")
+            return IdPair(b"", b"")
         begin = self._index[at - 1]
         last_old, behind = begin.old, 0
         async for entries in stored_batches(old, await _up_to(old, self.channel, id), begin.old):
@@ -140,7 +140,7 @@ class ComparedChannel:
             return begin
         async for entries in stored_batches(new, await _up_to(new, self.channel, self.last.new), begin.new):
             if behind <= len(entries):
-                return Place(last_old, entries[behind - 1].id)
+                return IdPair(last_old, entries[behind - 1].id)
             behind -= len(entries)
         raise CorruptLog(f"{self.channel} of the new log has less than was found in it before")
 

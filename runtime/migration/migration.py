@@ -219,7 +219,8 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
             continue
         on_progress(f"copying {name}")
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]
-        places[name] = await mirrored_channel(run, info, node, positions)
+        ids = () if node is None else node.ids(name)
+        places[name] = await mirrored_channel(run, info, node, positions, ids)
         channels[name] = run.compared[name].proof(info)
         on_progress(f"{name} is equal in both")
     moved_node = NO_NODE

@@ -26,12 +26,16 @@ def is_copied(info: ChannelInfo, node: NodeLog | None) -> bool:
 
 
 async def mirrored_channel(
-    run: MigrationRun, info: ChannelInfo, node: NodeLog | None, positions: Iterable[bytes] = ()
+    run: MigrationRun,
+    info: ChannelInfo,
+    node: NodeLog | None,
+    positions: Iterable[bytes] = (),
+    ids: Iterable[bytes] = (),
 ) -> Mapping[bytes, bytes]:
     """Bring a channel of the new log, which is there, to where the old one was when `info` was made, and compare them
-    behind what this run has compared. One that the old log has made anew since is begun anew. Returns what
-    `ComparedChannel.compare` does, for `positions` and the ids that the `node` holds; raises what that, `copy_channel`
-    and the logs raise."""
+    behind what this run has compared. One that the old log has made anew since is begun anew. Entries go over as those
+    of a `node`, where one has used the log. Returns what `ComparedChannel.compare` does, for `positions` and `ids`;
+    raises what that, `copy_channel` and the logs raise."""
     name = info.name
     compared = run.compared.get(name)
     if compared is not None and not await compared.goes_on(run.old, info):
@@ -41,7 +45,6 @@ async def mirrored_channel(
         compared = run.compared[name] = ComparedChannel(name, None if node is None else node_entry)
     rewrite = checked_entry if node is None else node_entry
     await copy_channel(run.old, run.new, info, run.check, rewrite, compared.last)
-    ids = () if node is None else node.ids(name)
     return await compared.compare(run.old, run.new, info, positions, ids)
 
 

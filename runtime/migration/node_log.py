@@ -92,15 +92,16 @@ class NodeLog:
             name: state for name, state in ((names.catalog, catalog), (names.cluster, cluster)) if state is not None
         }
         self.left: frozenset[str] = frozenset({names.cuts})
+        self._names, self._catalog, self._cluster = names, catalog, cluster
         self._collections = _live(catalog)
         self._tables = tables
         self._ids = _ids_of(self.states.values(), tables)
 
     @classmethod
-    async def read(cls, old: Wal, tables: NodeTables | None) -> NodeLog | None:
-        """Read what nodes have left in `old`; None where no node has used it. Raises `Unavailable` where a node may
-        run, `InvalidRequest` where `tables` are missing, `Unsupported` for several clusters on one log and states that
-        cannot be read, and what `MovedState.read` and `table_positions` raise."""
+    async def read_states(cls, old: Wal) -> NodeLog | None:
+        """Read the states that nodes have in `old`, which may be in use, and leave the tables out; None where no node
+        has used it. Raises `Unsupported` for several clusters on one log and states that cannot be read, and what
+        `MovedState.read` does."""
         names = await _names(old)
         if names is None:
             return None
@@ -110,7 +111,18 @@ class NodeLog:
             catalog = _checked(await MovedState[Catalog].read(old, names.catalog, CATALOG_KIND))
         if names.cluster in there:
             cluster = _checked(await MovedState[ClusterState].read(old, names.cluster, CLUSTER_KIND))
-        if cluster is not None and not old.capabilities.one_node:
+        return cls(names, catalog, cluster, {})
+
+    @classmethod
+    async def read(cls, old: Wal, tables: NodeTables | None, *, in_use: bool = False) -> NodeLog | None:
+        """Read what nodes have left in `old`; None where no node has used it. Raises `Unavailable` where a node may
+        run, unless the log is `in_use`, `InvalidRequest` where `tables` are missing, and what `read_states` and
+        `table_positions` raise."""
+        found = await cls.read_states(old)
+        if found is None:
+            return None
+        names, catalog, cluster = found._names, found._catalog, found._cluster
+        if cluster is not None and not old.capabilities.one_node and not in_use:
             _check_no_members(cluster.state)
         live = _live(catalog)
         if live and tables is None:
@@ -119,9 +131,9 @@ class NodeLog:
                 "--tables, for they hold positions in it",
                 argument="tables",
             )
-        positions: TablePositions = {}
-        if tables is not None and catalog is not None:
-            positions = await table_positions(old, names.insert_events, tables, catalog.state.collections, live)
+        if tables is None or catalog is None:
+            return found
+        positions = await table_positions(old, names.insert_events, tables, catalog.state.collections, live)
         return cls(names, catalog, cluster, positions)
 
     def ids(self, channel: str) -> Set[bytes]:

@@ -13,6 +13,7 @@ from ..log.migration_state import MigrationPhase, migration_state
 from ..log.redaction import shown_url
 from ..log.wal import ChannelInfo, Wal
 from .beginning import begin, check_source, reserve
+from .group_positions import idle_groups
 from .migration import OnProgress
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import begin_anew, channels_of, drop_vanished, is_copied, mirrored_channel
@@ -20,6 +21,7 @@ from .node_log import NodeLog
 from .node_tables import NodeTables
 
 ROUND_S = 1.0  # a round that takes no longer leaves as little for the next, for which the log is not in use
+LOOK_S = 1.0  # between two looks whether the log is used
 ROUNDS_MAX = 20  # until the log is said to be written to faster than it is copied
 
 
@@ -46,7 +48,7 @@ async def prepare(
     async with run.letting_go():
         await reserve(run, old_url)
         for _ in range(ROUNDS_MAX):
-            took_s = await _round(run, on_progress, tables)
+            took_s = await _round(run, on_progress)
             on_progress(f"all that was there is equal in both, after {took_s:.1f} s")
             if took_s <= round_s:
                 break
@@ -59,10 +61,10 @@ async def prepare(
     return run.compared
 
 
-async def _round(run: MigrationRun, on_progress: OnProgress, tables: NodeTables | None) -> float:
+async def _round(run: MigrationRun, on_progress: OnProgress) -> float:
     """Copy and compare what came since the round before. Returns for how many seconds."""
     began = asyncio.get_running_loop().time()
-    node = await NodeLog.read(run.old, tables)
+    node = await NodeLog.read_states(run.old)  # tables change, and are for the switch
     await drop_vanished(run)
     for name in await channels_of(run.old):
         info = await run.old.describe(name)
@@ -81,6 +83,22 @@ async def _mirrored(run: MigrationRun, info: ChannelInfo, node: NodeLog | None) 
     except (CorruptLog, PositionLost):  # an earlier run has copied a channel that was made anew since, or cut
         await begin_anew(run, info)
         await mirrored_channel(run, info, node)
+
+
+async def until_unused(old: Wal, tables: NodeTables | None, on_progress: OnProgress = lambda _: None) -> None:
+    """Wait until no node and no member of a group uses `old`, and call `on_progress` with what it waits for, each time
+    that is another. Raises what `NodeLog.read` does."""
+    said = ""
+    while True:
+        try:
+            await NodeLog.read(old, tables)
+            await idle_groups(old)
+            return
+        except Unavailable as error:
+            if error.message != said:
+                on_progress(error.message)
+            said = error.message
+        await asyncio.sleep(LOOK_S)
 
 
 async def begin_switch(old: Wal, new: Wal) -> None:

@@ -280,7 +280,7 @@ async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatc
             assert isinstance(await home.error_of(t.acknowledge(other, await anext(other))), InvalidRequest)
             monkeypatch.setattr(inputs, "PACKS_MAX", 1)
             assert isinstance(await home.error_of(t.acknowledge(member, pack)), InvalidRequest)
-            monkeypatch.setattr(node.wal, "capabilities", replace(node.wal.capabilities, atomic_acks=False))
+            monkeypatch.setattr(member.wal, "capabilities", replace(node.wal.capabilities, atomic_acks=False))
             for refused in (client.transaction().acknowledge(member, pack), t.commit()):
                 error = await home.error_of(refused)
                 assert isinstance(error, Unsupported)
