@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import TopicEpochEnded, TopicExists, TopicNotFound
+from ...runtime.errors import TidewalError, TopicEpochEnded, TopicExists, TopicNotFound
 from ...runtime.log.following import moves_of
 from ...runtime.log.names import Names
-from ...runtime.log.wal import From, Wal
+from ...runtime.log.wal import From, GroupMember, Wal
 from ...runtime.rpc.client import RpcClient
 from ...runtime.rpc.protocol import Params, Reply
 from ..deadlines import in_s, left_s
@@ -206,8 +206,7 @@ class TopicCalls:
         self, names: Sequence[str], deadline_s: float, group: str, patterns: Sequence[str], **options: Any
     ) -> JoinedTopics:
         """Become a member of a group, with the `options` of `Wal.join`."""
-        moves = moves_of(self._wal)
-        member = await self._wal.join(group, patterns, **options)
+        member, moves = await self._joined(group, patterns, **options)
         topics: list[Topic] = []
         fences: dict[str, Mapping[int, bytes]] = {}
         try:
@@ -219,6 +218,17 @@ class TopicCalls:
             await member.aclose()
             raise
         return JoinedTopics(member, topics, fences, moves)
+
+    async def _joined(self, group: str, patterns: Sequence[str], **options: Any) -> tuple[GroupMember, int]:
+        """A member, and how often its log had moved before. The log may move while it joins, also because of that: it
+        is not known then in which one it is, and it joins again."""
+        while True:
+            moves = moves_of(self._wal)
+            member = await self._wal.join(group, patterns, **options)
+            if moves == moves_of(self._wal):
+                return member, moves
+            with suppress(TidewalError):
+                await member.aclose()
 
     async def _retry_topics(self, topics: Sequence[Topic], group: str, deadline_s: float) -> RetryTopics:
         """The retry topics of a group, made where they are missing; none is made where one cannot be called so."""

@@ -476,6 +476,27 @@ async def test_what_processes_messages_goes_on_with_the_new_log(home, semantics:
         assert sorted(outputs) == sorted(f"{key} {number}" for key in range(KEYS) for number in range(sent))
 
 
+async def test_a_member_that_finds_the_log_moved_as_it_joins_is_of_the_new_one(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own join may be the call by which a client learns that."""
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "1", key="k")
+        wal: Any = node._following
+        joining, members = wal.join, list[Any]()
+
+        async def join(*args: Any, **options: Any) -> Any:
+            members.append(await joining(*args, **options))
+            wal.moves += len(members) == 1
+            return members[-1]
+
+        monkeypatch.setattr(wal, "join", join)
+        async with asyncio.timeout(60), await client.subscribe("orders", "billing") as member:
+            await member.acknowledge(await anext(member))
+        assert len(members) == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home, behind: bool) -> None:
