@@ -1,8 +1,8 @@
 """The dead letters of a log, as commands find them: those of its readers, and those of its consumer groups.
 
-A letter that was replayed or dropped stays in its channel; a record behind it says so, with the same channel and entry
-and the tag `resolved`. What a group gives up again after that is a new letter; what a reader keeps again is the old
-one.
+A letter that was replayed or dropped stays in its channel; a record behind it says so, with the same channel and entry,
+as often `moved`, and the tag `resolved`. What a group gives up again after that is a new letter; what a reader keeps
+again is the old one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from ..runtime.clock import HybridClock
 from ..runtime.errors import BadRecord, InvalidRequest
+from ..runtime.log.dead_letters import MOVED, times_moved
 from ..runtime.log.names import Names
-from ..runtime.log.record import Record, RecordType, decode, encode
+from ..runtime.log.record import Record, RecordType, TagValue, decode, encode
 from ..runtime.log.wal import Append, Entry, FromId, Wal
 from .open_log import entries, shown_time, stored
 
@@ -25,7 +26,7 @@ MOST_LISTED = 100_000  # in memory; older ones are found by their ids
 class DeadLetter:
     """A dead letter as commands show it: its own id, and the channel and id of the bad entry; `times` counts how often
     it was kept, which readers do again when they start before it. `group` is empty for a letter of a reader, and
-    `attempts` 0."""
+    `attempts` 0. One that was `moved` to this log from others has the entry's id in the first of them."""
 
     id: str
     time: str
@@ -36,16 +37,17 @@ class DeadLetter:
     size: int
     attempts: int
     message: str
+    moved: int = 0
     times: int = 1
     resolved: str = ""
 
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str, int]
 
 
 def key_of(letter: DeadLetter) -> Key:
     """What a letter is about."""
-    return letter.group, letter.channel, letter.entry
+    return letter.group, letter.channel, letter.entry, letter.moved
 
 
 async def open_letters(wal: Wal, names: Names) -> list[DeadLetter]:
@@ -135,6 +137,7 @@ def letter_of(record: Record, prefix: str) -> DeadLetter:
         size=len(record.body) if size is None else size,
         attempts=attempts or 0,
         message=message,
+        moved=times_moved(record),
         resolved=resolved,
     )
 
@@ -142,7 +145,9 @@ def letter_of(record: Record, prefix: str) -> DeadLetter:
 def resolution(names: Names, letter: DeadLetter, resolved: str, clock: HybridClock) -> Append:
     """The record that says what became of a letter."""
     ts = clock.now()
-    tags = {"channel": letter.channel, "group": letter.group, "resolved": resolved}
+    tags: dict[str, TagValue] = {"channel": letter.channel, "group": letter.group, "resolved": resolved}
+    if letter.moved:
+        tags[MOVED] = letter.moved
     channel = names.group_dead_letters if letter.id.startswith(OF_GROUPS) else names.dead_letters
     record = Record(RecordType.DEAD_LETTER, ts, key=bytes.fromhex(letter.entry), tags=tags)
     return Append(channel, encode(record), ts)

@@ -111,6 +111,11 @@ async def _whole(wal: Wal, record: Record, letter: DeadLetter) -> Payload:
     """The bytes of the entry. Where the letter was cut they are read in its channel."""
     if len(record.body) >= letter.size:
         return record.body
+    if letter.moved:
+        raise InvalidRequest(
+            f"letter {letter.id} has only the beginning of its entry, and was brought here from another log since, "
+            "where the entry had another id"
+        )
     try:
         start = FromId(bytes.fromhex(letter.entry), inclusive=True)
         reader = cast("AsyncGenerator[Sequence[Entry]]", wal.read(letter.channel, start))

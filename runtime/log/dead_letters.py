@@ -4,6 +4,9 @@ A dead letter is a record of type `DEAD_LETTER` whose body is the unchanged bad 
 whose tags say `channel`, `reason`, `message` and `size` (bytes; a larger size than the body's means that it was cut).
 A reader that restarts before a bad record keeps it again, with the same channel and key.
 
+One that came along from another log, by a migration or a replication, has the tag `moved`: how often. Its key is the id
+that the entry had in the first one (`moved_letter`).
+
 The dead letters of consumer groups (`group_letter`) have the tags `group`, `attempts` and `timestamp` (the entry's),
 too.
 """
@@ -13,19 +16,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ..arguments import checked
 from ..clock import HybridClock
 from ..errors import BadRecord, TidewalError
-from .record import Record, RecordType, TagValue, encode, stamp
+from .record import Record, RecordType, TagValue, decode, encode, stamp
 from .wal import Append, ChannelPolicy, Entry, Payload, Wal
 
 LETTERS_PER_S = 100
 LETTER_BYTES_PER_S = 4 * 1024 * 1024
 LETTER_BODY_BYTES = 4 * 1024 * 1024  # below every backend's message limit
 MESSAGE_CHARACTERS = 1_000
+MOVED = "moved"
 REPORTED_S = 60.0  # between two log lines about the same channel and reason
 
 _log = logging.getLogger("tidewal.dead_letters")
@@ -85,6 +89,22 @@ def delayed_letter(
     tags = _tags(channel, "due", message, len(payload))
     body = memoryview(payload)[:body_bytes]
     return stamp(Record(RecordType.DEAD_LETTER, key=id, tags=tags, body=body), ts, 0, 0)
+
+
+def moved_letter(payload: Payload) -> Payload:
+    """The bytes of a letter, or of the record that resolves one, as another log is to have them; what is not one stays
+    as it is."""
+    try:
+        letter = decode(payload)
+    except BadRecord:
+        return payload
+    return encode(replace(letter, tags={**letter.tags, MOVED: times_moved(letter) + 1}))
+
+
+def times_moved(letter: Record) -> int:
+    """How often a letter was brought to another log."""
+    moved = letter.tags.get(MOVED)
+    return moved if isinstance(moved, int) else 0
 
 
 def _tags(channel: str, reason: str, message: str, size: int) -> dict[str, TagValue]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import TypeAlias
 
 from ..errors import PositionLost, TidewalError, Unsupported
+from ..log.dead_letters import moved_letter
 from ..log.record import RecordType, record_type
 from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
 from ..loop_bridge import promise
@@ -74,8 +75,11 @@ async def unchecked() -> None:
     """The check of a copier that has the new channel to itself."""
 
 
-def checked_entry(channel: str, entry: Entry) -> Entry:
-    """The entry as it is. Raises `Unsupported` as `check_movable` does."""
+def movable_entry(channel: str, entry: Entry) -> Entry:
+    """An entry as another log is to have it: a `Rewrite`. A dead letter says from then on that the id of its entry is
+    of an earlier log. Raises `Unsupported` as `check_movable` does for the other records that hold ids."""
+    if record_type(entry.payload) is RecordType.DEAD_LETTER:
+        return entry._replace(payload=moved_letter(entry.payload))
     check_movable(channel, entry)
     return entry
 
@@ -85,7 +89,7 @@ async def copy_channel(
     new: Wal,
     info: ChannelInfo,
     check: Check = unchecked,
-    rewrite: Rewrite = checked_entry,
+    rewrite: Rewrite = movable_entry,
     behind: tuple[bytes, bytes] = (b"", b""),
 ) -> None:
     """Append to the channel in `new` what it lacks of the one in `old`, as that was when `info` was made: as many

@@ -20,7 +20,7 @@ import xxhash
 from ..errors import CorruptLog, PositionLost
 from ..log.wal import ChannelInfo, Entry, FromId, Wal
 from ..streams.stream_base import reading
-from .channel_copy import Rewrite, check_not_lost, stored_batches
+from .channel_copy import Rewrite, check_not_lost, movable_entry, stored_batches
 
 INDEX_ENTRIES = 1_000  # from one place that is kept to the next: an entry is looked up by reading so many at most
 
@@ -50,9 +50,9 @@ class IdPair(NamedTuple):
 
 class ComparedChannel:
     """The first entries of `channel`, which are equal in both logs: none at first. Entries of the old log count as
-    `rewrite` returns them, where it is given."""
+    `rewrite` returns them."""
 
-    def __init__(self, channel: str, rewrite: Rewrite | None = None) -> None:
+    def __init__(self, channel: str, rewrite: Rewrite = movable_entry) -> None:
         self.channel: str = channel
         self.entries: int = 0
         self.bytes: int = 0
@@ -83,8 +83,7 @@ class ComparedChannel:
         theirs_behind = stored_batches(new, there, self.last.new)
         async with aclosing(_side_by_side(ours_behind, theirs_behind)) as batches:
             async for ours, theirs in batches:
-                if self._rewrite is not None:
-                    ours = [self._rewrite(self.channel, entry) for entry in ours]
+                ours = [self._rewrite(self.channel, entry) for entry in ours]
                 self._check_equal(ours, theirs)
                 self._add(ours, theirs)
                 for id in places:
@@ -110,8 +109,7 @@ class ComparedChannel:
                 entry = (await anext(aiter(batches)))[0]
         except PositionLost:
             return False
-        if self._rewrite is not None:
-            entry = self._rewrite(self.channel, entry)
+        entry = self._rewrite(self.channel, entry)
         return entry.id == self.last.old and checksum_of([entry]) == self._last_checksum
 
     def _add(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from ..log.migration_state import is_migration_channel
 from ..log.wal import ChannelInfo, Wal
-from .channel_copy import checked_entry, copy_channel
+from .channel_copy import copy_channel, movable_entry
 from .compared_channel import ComparedChannel
 from .migration_run import MigrationRun
 from .node_log import NodeLog
@@ -41,9 +41,9 @@ async def mirrored_channel(
     if compared is not None and not await compared.goes_on(run.old, info):
         await begin_anew(run, info)
         compared = None
+    rewrite = movable_entry if node is None else node_entry
     if compared is None:
-        compared = run.compared[name] = ComparedChannel(name, None if node is None else node_entry)
-    rewrite = checked_entry if node is None else node_entry
+        compared = run.compared[name] = ComparedChannel(name, rewrite)
     await copy_channel(run.old, run.new, info, run.check, rewrite, compared.last)
     return await compared.compare(run.old, run.new, info, positions, ids)
 

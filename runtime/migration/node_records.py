@@ -14,7 +14,7 @@ from ..log.record import RecordType, Tags, decode, encode, record_type
 from ..log.wal import Entry
 from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
 from ..ownership.producers import without_sources
-from .channel_copy import checked_entry
+from .channel_copy import movable_entry
 
 _WITHOUT_IDS = frozenset({RecordType.DELAYED, RecordType.CANCELLED})  # ids of delayed messages are no ids of the log
 
@@ -25,7 +25,7 @@ def node_entry(channel: str, entry: Entry) -> Entry:
     kind = record_type(entry.payload)
     if kind is RecordType.PRODUCERS:
         return entry._replace(payload=_without_heads(entry.payload))
-    return entry if kind in _WITHOUT_IDS else checked_entry(channel, entry)
+    return entry if kind in _WITHOUT_IDS else movable_entry(channel, entry)
 
 
 def _without_heads(payload: bytes | memoryview) -> bytes | memoryview:

@@ -292,3 +292,54 @@ def test_a_letter_that_was_cut_is_replayed_from_its_channel(command: Command, tm
     assert (letter["size"], shown["bytes"]) == (1600, "0123456789")
     assert command("dlq", "replay", tmp_path / "log", letter["id"]).status == 0
     assert payloads_of(tmp_path / "log", "orders") == [b"0123456789abcdef" * 100] * 2
+
+
+# ---- letters that came along from another log -----------------------------------------------------------------------
+
+
+def migrated(command: Command, log: Path, name: str) -> Path:
+    new = log.parent / name
+    ended = command("migrate", f"rocksmq://{log}", "--to", f"rocksmq://{new}")
+    assert ended.status == 0, ended.err
+    return new
+
+
+def test_letters_go_along_to_another_log_open_or_not(command: Command, poisoned: Path):
+    dropped, open_one = (each for each in listed(command, poisoned) if each["channel"] == "orders")
+    assert command("dlq", "drop", poisoned, dropped["id"]).status == 0
+    new = migrated(command, migrated(command, poisoned, "second"), "third")
+    (there,) = (each for each in listed(command, new) if each["channel"] == "orders")
+    assert {**there, "id": "", "moved": 0} == {**open_one, "id": ""}
+    assert there["moved"] == 2
+    ended = command("dlq", "replay", new, there["id"])
+    assert ended.out == f"{there['id']} is replayed\n", ended.err
+    assert payloads_of(new, "orders")[-1] == b"six"
+    assert [each for each in listed(command, new) if each["channel"] == "orders"] == []
+
+
+def test_an_entry_of_the_new_log_is_not_taken_for_that_of_an_earlier_one(command: Command, log: Path):
+    """The ids of two logs may be the same bytes."""
+    bad, _ = listed(command, log)
+    assert command("dlq", "drop", log, bad["id"]).status == 0
+    new = migrated(command, log, "new")
+    asyncio.run(fill(new))
+    again = [each for each in listed(command, new) if each["channel"] == "orders"]
+    assert [(each["entry"], each["times"], each["moved"]) for each in again] == [(bad["entry"], 2, 0)]
+
+
+def test_a_letter_that_was_cut_is_replayed_in_its_own_log_alone(command: Command, tmp_path: Path):
+    async def work(wal: Any) -> None:
+        await wal.create_channel("orders", ChannelPolicy())
+        await wal.append("orders", bytes(1600))
+        letters = GroupLetters(wal, "billing", Names().group_dead_letters, HybridClock())
+        await wal.create_channel(letters.channel, ChannelPolicy(max_message_bytes=64 * 1024 + 10))
+        await letters.open()
+        (entry,) = [each async for each in stored(wal, "orders")]
+        await wal.append_many([letters.letter("orders", entry, "crash", "it fell", 1)])
+
+    with_log(tmp_path / "log", work)
+    new = migrated(command, tmp_path / "log", "new")
+    (letter,) = listed(command, new)
+    ended = command("dlq", "replay", new, letter["id"])
+    assert ended.status != 0
+    assert "was brought here from another log" in ended.err

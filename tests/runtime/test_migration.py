@@ -380,15 +380,15 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
     with pytest.raises(Unsupported, match="by-dev-collection_schema is named like the state of nodes"):
         await migrate(node, new, OLD, NEW)
 
-    letters = MemoryWal(MemoryLog())
-    await letters.create_channel("letters", ChannelPolicy())
-    await letters.create_channel("others", ChannelPolicy())
-    await letters.append("letters", encode(Record(RecordType.DEAD_LETTER, key=b"id")))
-    with pytest.raises(Unsupported, match=r"DEAD_LETTER.*holds ids"):
-        await migrate(letters, new, OLD, NEW)
-    await cancel_migration(letters, new, NEW)
-    await letters.drop_channel("letters")
-    await migrate(letters, new, OLD, NEW)
+    ledgers = MemoryWal(MemoryLog())
+    await ledgers.create_channel("ledgers", ChannelPolicy())
+    await ledgers.create_channel("others", ChannelPolicy())
+    await ledgers.append("ledgers", encode(Record(RecordType.LEDGER, key=b"id")))
+    with pytest.raises(Unsupported, match=r"LEDGER.*holds ids"):
+        await migrate(ledgers, new, OLD, NEW)
+    await cancel_migration(ledgers, new, NEW)
+    await ledgers.drop_channel("ledgers")
+    await migrate(ledgers, new, OLD, NEW)
 
     lagging = MemoryWal(MemoryLog())
     ids = await filled(lagging)
@@ -485,15 +485,15 @@ async def test_a_new_log_that_changed_behind_the_proof_does_not_come_into_use(
 
 async def test_what_comes_late_and_cannot_be_moved_is_no_dead_end(old: MemoryWal, new: MemoryWal) -> None:
     class Busy(MemoryWal):
-        """A program that was not stopped writes a dead letter just before the old log is migrated."""
+        """A program that was not stopped writes a ledger just before the old log is migrated."""
 
         async def append(self, channel: str, payload: Any, *args: Any, **options: Any) -> Any:
             if channel == MIGRATION_CHANNEL and b'"migrated"' in payload:
-                await super().append("empty", encode(Record(RecordType.DEAD_LETTER, key=b"id")))
+                await super().append("empty", encode(Record(RecordType.LEDGER, key=b"id")))
             return await super().append(channel, payload, *args, **options)
 
     await filled(old)
-    with pytest.raises(Unsupported, match="DEAD_LETTER"):
+    with pytest.raises(Unsupported, match="LEDGER"):
         await migrate(Busy(old.log), new, OLD, NEW)
     assert (await migration_state(old)).phase is MigrationPhase.MIGRATED
     await cancel_migration(old, new, NEW)

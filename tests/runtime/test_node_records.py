@@ -13,7 +13,7 @@ from tidewal.runtime.migration.node_records import node_entry
 from tidewal.runtime.ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source, sourced
 from tidewal.runtime.ownership.producers import BatchOutcome, ProducerTable
 
-ALLOWED = {RecordType.PRODUCERS, RecordType.DELAYED, RecordType.CANCELLED}
+ALLOWED = {RecordType.PRODUCERS, RecordType.DELAYED, RecordType.CANCELLED, RecordType.DEAD_LETTER}
 
 
 def moved(record: Record | bytes) -> bytes:
@@ -53,6 +53,14 @@ def test_other_records_that_hold_ids_are_refused(type: RecordType) -> None:
         moved(Record(type))
 
 
+def test_a_dead_letter_says_how_often_it_was_moved() -> None:
+    letter = Record(RecordType.DEAD_LETTER, ts=4, key=b"id", tags={"channel": "p1"}, body=b"bad")
+    once = decode(moved(letter))
+    assert once.tags == {"channel": "p1", "moved": 1}
+    assert (once.ts, once.key, once.body) == (4, b"id", b"bad")
+    assert decode(moved(moved(letter))).tags == {"channel": "p1", "moved": 2}
+
+
 def test_of_a_table_only_heads_are_left_out() -> None:
     plain = Record(RecordType.PRODUCERS, ts=4, term=1, cseq=2, tags={"tag": 1}, body=table(a=b"1").pages()[0])
     assert moved(plain) == encode(plain)
@@ -87,6 +95,15 @@ def test_a_table_that_no_owner_can_read_stays_as_it_is(body: bytes) -> None:
     assert moved(record) == encode(record)
 
 
-@pytest.mark.parametrize("payload", [b"", b"TW", encode(Record(RecordType.PRODUCERS))[:-1], b"plain"])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"TW",
+        encode(Record(RecordType.PRODUCERS))[:-1],
+        encode(Record(RecordType.DEAD_LETTER))[:-1],
+        b"plain",
+    ],
+)
 def test_what_is_no_record_stays_as_it_is(payload: bytes) -> None:
     assert moved(payload) == payload
