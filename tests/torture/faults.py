@@ -13,6 +13,8 @@ GARBAGE = 30  # entries at a time: a reader stops at 100 bad records in a row
 WORKERS = ("kill", "pause", "kill", "clock")  # what happens to processes; each as often as it stands here
 VERSION_AT = 2  # in a record
 FROM_OUTSIDE = ("garbage", "delete", "garbage", "grow")
+MOVE = "move"  # at the round's end, whenever it is drawn
+MOVES = 0.5  # of the rounds over a log that can be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +33,17 @@ class Fault:
 
 
 def draw(
-    rng: random.Random, of_log: Sequence[str], workers: Sequence[str], round_s: float, decisive: Sequence[str] = ()
+    rng: random.Random,
+    of_log: Sequence[str],
+    workers: Sequence[str],
+    round_s: float,
+    decisive: Sequence[str] = (),
+    *,
+    moves: bool = False,
 ) -> list[Fault]:
     """The faults of a round, in order. Those of the log itself, of processes, and from outside come equally often; one
-    that is `decisive`, where there are such, comes in any case, once the clients have begun."""
+    that is `decisive`, where there are such, comes in any case, once the clients have begun. A log that `moves` goes
+    over to another one behind some of the rounds."""
     found: list[Fault] = []
     for _ in range(rng.randint(*PER_ROUND)):
         kind = rng.choice(rng.choice((of_log, WORKERS, FROM_OUTSIDE)))
@@ -43,6 +52,8 @@ def draw(
     if decisive:
         at_s = rng.uniform(round_s / 4, round_s)
         found.append(Fault(at_s, rng.choice(decisive), "", rng.uniform(*LENGTHS_S), rng.randrange(2**32)))
+    if moves and rng.random() < MOVES:
+        found.append(Fault(round_s, MOVE, "", 0.0, rng.randrange(2**32)))
     return sorted(found, key=lambda fault: fault.at_s)
 
 

@@ -52,6 +52,7 @@ class LogUnderTest:
     of the `decisive` ones, which alone can show some broken promise."""
 
     programs: ClassVar[Sequence[Program]] = ()
+    moves: ClassVar[bool] = False  # `next_url` is another log, to which this one can be migrated
     decisive: ClassVar[Sequence[str]] = ()
     url = ""
     disturbances: dict[str, Disturb]
@@ -70,6 +71,10 @@ class LogUnderTest:
         """Delete a channel from outside, behind Tidewal's back where there is such a way."""
         await wal.drop_channel(channel)
 
+    def next_url(self, number: int) -> str:
+        """The URL of an empty log of the same kind; each `number` has another one."""
+        raise NotImplementedError
+
     async def open_reader(self) -> Wal:
         """The log, opened for what it holds by itself: not for what a process of the run remembers of it."""
         return await open_log(self.url, own=False)
@@ -78,10 +83,15 @@ class LogUnderTest:
 class RocksMqUnderTest(LogUnderTest):
     """A directory. Its disk can be full (see `inside.FillingDisk`)."""
 
+    moves = True
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.url = f"rocksmq://{folder / 'log'}"
         self.disturbances = {"disk full": self._fill}
+
+    def next_url(self, number: int) -> str:
+        return f"rocksmq://{self._folder / f'log-{number}'}"
 
     async def _fill(self, length_s: float, rng: random.Random) -> None:
         flag = self._folder / FULL
@@ -165,6 +175,8 @@ class _ProxiedKafka(KafkaCluster):
 class KafkaUnderTest(_Proxied):
     """Three brokers, three copies, two in sync."""
 
+    moves = True
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=3)
         self.disturbances |= {
@@ -182,7 +194,11 @@ class KafkaUnderTest(_Proxied):
             proxy.broker_port = self._cluster.proxied_ports[node]
         await asyncio.to_thread(self._cluster.start)
         addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
-        self.url = f"kafka://{addresses}/torture?delivery_timeout_s=10&min_insync_replicas=2"
+        self._url = f"kafka://{addresses}/torture%s?delivery_timeout_s=10&min_insync_replicas=2"
+        self.url = self._url % ""
+
+    def next_url(self, number: int) -> str:
+        return self._url % f"-{number}"
 
     async def stop(self, *, keep: bool = False) -> None:
         await asyncio.to_thread(self._cluster.stop, keep=keep)

@@ -37,11 +37,12 @@ from tidewal.runtime.testing.histories import history_checks as checks
 from tidewal.runtime.testing.histories.client_history import ClientCall, load_calls
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
-from .faults import Fault, clock_step_ms, draw, garbage
+from .faults import MOVE, Fault, clock_step_ms, draw, garbage
 from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .member import RETRIED, SENT
+from .moving import drop_copies, migrate
 from .workers import Worker
 
 ROUND_S = 40.0
@@ -104,6 +105,8 @@ class Run:
         self._numbers = itertools.count()
         self._ids = itertools.count(0, ROWS_PER_CLIENT)
         self._lasting: list[Worker] = []
+        self._connections = AsyncExitStack()
+        self._moves = 0
         self._copied: list[int] = []
         self._copied_to: bytes | None = None
 
@@ -112,15 +115,8 @@ class Run:
             stack.push_async_exit(self._stop_log)
             await self.log.start()
             stack.push_async_callback(self._end_workers)
-            self._node = self._start("node", "node", lambda life: (self.log.url, self.folder / "tables"))
-            self._lasting.append(self._node)
-            self._wal: Wal = await patiently(lambda: open_log(self.log.url, own=False))
-            stack.push_async_callback(self._wal.close)
-            self._client = await patiently(lambda: stack.enter_async_context(Client(self._wal)))
-            await patiently(lambda: self._client.describe_collection("things"))
-            if self._spark:
-                spark = self._start("spark", "spark_copy", lambda life: (self.log.url, self.folder / "spark"))
-                self._lasting.append(spark)
+            stack.push_async_callback(self._connections.aclose)
+            await self._start_lasting()
             self._stack = stack.pop_all()
         return self
 
@@ -132,6 +128,18 @@ class Run:
     async def _stop_log(self, kind: type[BaseException] | None, *_: object) -> None:
         """Behind a violation the brokers' data stays beside the histories."""
         await self.log.stop(keep=kind is not None)
+
+    async def _start_lasting(self) -> None:
+        """Start the node, connect to it, and start Spark's query."""
+        self._node = self._start("node", "node", lambda life: (self.log.url, self.folder / "tables"))
+        self._lasting.append(self._node)
+        self._wal: Wal = await patiently(lambda: open_log(self.log.url, own=False))
+        self._connections.push_async_callback(self._wal.close)
+        self._client = await patiently(lambda: self._connections.enter_async_context(Client(self._wal)))
+        await patiently(lambda: self._client.describe_collection("things"))
+        if self._spark:
+            home = self.folder / f"spark-{self._moves}"
+            self._lasting.append(self._start("spark", "spark_copy", lambda life: (self.log.url, home)))
 
     async def _end_workers(self) -> None:
         for worker in self._lasting:
@@ -150,7 +158,8 @@ class Run:
         members = [f"{group}{number}" for group in self._groups for number in range(MEMBERS)]
         clients = [f"client{number}" for number in range(CLIENTS)]
         workers = ["node", "node", *clients, *members, *(["spark"] if self._spark else [])]
-        return draw(rng, sorted(self.log.disturbances), workers, self._round_s, decisive=self.log.decisive)
+        of_log, decisive = sorted(self.log.disturbances), self.log.decisive
+        return draw(rng, of_log, workers, self._round_s, decisive, moves=self.log.moves)
 
     async def round(self, faults: Sequence[Fault]) -> int:
         """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
@@ -161,9 +170,14 @@ class Run:
                 await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
         self._start_clients(this)
         self._start_members(this)
+        moves = [fault for fault in faults if fault.kind == MOVE]
         try:
-            await self._disturb(this, faults)
-            return await self._settle(this)
+            await self._disturb(this, [fault for fault in faults if fault.kind != MOVE])
+            succeeded = await self._settle(this)
+            for move in moves:
+                await self._move(this, move)
+            await self._forget(this)
+            return succeeded
         except Violation:
             said = await save_dead_letters(self._wal, self.folder / f"{this.prefix}-dead-letters.jsonl")
             self._say(f"dead letters: {said}")
@@ -312,11 +326,55 @@ class Run:
             found.append(f"only {succeeded} of {len(operations)} operations succeeded")
         if found:
             raise Violation(found)
+        return succeeded
+
+    async def _move(self, this: Round, move: Fault) -> None:
+        """Let the log go over to another one, in which all must be as it was, and the next rounds go on with that."""
+        self._say(f"  {move}")
+        before = await self._all_of(this)
+        late = [worker.name for worker in self._lasting[1:] if not await worker.stop()]
+        await patiently(lambda: drop_copies(self._wal))
+        await self._connections.aclose()
+        late += [self._node.name] if not await self._node.stop() else []
+        if late:
+            raise Violation([f"{name} did not end (see {name}.log)" for name in late])
+        self._lasting.clear()
+        self._moves += 1
+        old, new, log = self.log.url, self.log.next_url(self._moves), self.folder / "migrate.log"
+        if said := await migrate(old, new, self.folder / "tables", random.Random(move.seed), log):
+            raise Violation([f"{said} (see {log.name})"])
+        self.log.url, self._copied, self._copied_to = new, [], None
+        await self._start_lasting()
+        after = await self._all_of(this)
+        if lost := [name for name in before if before[name] != after.get(name)]:
+            raise Violation([f"{name} is not in the new log what it was in the old one" for name in lost])
+        if self._groups:
+            await self._until(lambda: self._drained(this), "the positions of the groups are not the channels' ends")
+
+    async def _all_of(self, this: Round) -> dict[str, list[bytes]]:
+        """What the round has left, by channel, partition and collection, without ids: these are other ones in another
+        log."""
+        found: dict[str, list[bytes]] = {}
+        reader = await patiently(self.log.open_reader)
+        try:
+            for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
+                entries = await patiently(lambda channel=channel: everything(reader, channel))
+                found[channel] = [bytes(entry.payload) for entry in entries]
+        finally:
+            await reader.close()
+        for topic in (TOPIC, GROWING, LATER):
+            for number, records in enumerate(await self._sent(this, topic)):
+                found[f"partition {number} of {topic}"] = [bytes(each.body) for each in records]
+        answer = await patiently(lambda: self._client.query(NUMBERS.name, columns=["id"], consistency="strong"))
+        found[NUMBERS.name] = [b"%d" % id for id in sorted(answer.table["id"].to_pylist())]
+        return found
+
+    async def _forget(self, this: Round) -> None:
+        """Drop the channels of the round."""
         for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
             await patiently(lambda channel=channel: self._wal.drop_channel(channel))
         if self._groups:
             await patiently(lambda: self._drop_topic(retry_topic_name(TOPIC, f"{this.prefix}-{RETRIED}")))
-        return succeeded
 
     async def _drop_topic(self, name: str) -> None:
         with suppress(TopicNotFound):  # an earlier call has dropped it whose answer was late

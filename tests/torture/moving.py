@@ -1,0 +1,63 @@
+"""Between two rounds a log goes over to another one, by `tidewal migrate`, which is killed now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from tidewal.runtime.log.names import DEFAULT_PREFIX
+from tidewal.runtime.log.wal import Wal
+
+from .inside import COPIES
+
+COMMAND = Path(sys.executable).with_name("tidewal")
+MOST_KILLS = 3
+KILLED_AFTER_S = (0.5, 8.0)  # starting costs most of the first second
+MIGRATED_WITHIN_S = 180.0
+SHOWN = 500  # characters of what a command that has failed said
+
+
+async def migrate(old: str, new: str, tables: Path, rng: random.Random, log: Path) -> str:
+    """Migrate the log of a node that is stopped. Returns what was wrong, "" for nothing; the commands' words go to
+    `log`, too."""
+    for _ in range(rng.randint(0, MOST_KILLS)):
+        status, _ = await _run(old, new, tables, log, killed_after_s=rng.uniform(*KILLED_AFTER_S))
+        if status is not None:
+            break  # it was faster, and whether it failed is seen below
+    status, said = await _run(old, new, tables, log, killed_after_s=MIGRATED_WITHIN_S)
+    if status is None:
+        return f"`tidewal migrate` does not end within {MIGRATED_WITHIN_S:g} s"
+    return "" if status == 0 else f"`tidewal migrate` fails: {said[-SHOWN:]}"
+
+
+async def _run(old: str, new: str, tables: Path, log: Path, *, killed_after_s: float) -> tuple[int | None, str]:
+    """The exit status of the command, None where it was killed, and what it said."""
+    process = await asyncio.create_subprocess_exec(
+        *(COMMAND, "migrate", old, "--to", new, "--tables", tables),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    status: int | None = None
+    reading = asyncio.create_task(process.communicate())
+    try:
+        async with asyncio.timeout(killed_after_s):
+            await asyncio.shield(reading)
+        status = process.returncode
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+    said = (await reading)[0].decode(errors="replace")
+    with log.open("a") as file:
+        file.write(f"{said}status {status}\n")
+    return status, said
+
+
+async def drop_copies(wal: Wal) -> None:
+    """Drop what Spark's query has written, its ledger included: that is not migrated, and the query begins anew."""
+    for channel in await wal.channels():
+        if channel == COPIES or channel.startswith(f"{DEFAULT_PREFIX}-spark-"):
+            await wal.drop_channel(channel)
