@@ -17,7 +17,7 @@ from tests.actors.nodes import TAKEN_OVER_S, Nodes
 from tidewal.actors.client import Client
 from tidewal.runtime.clock import HybridClock
 from tidewal.runtime.cluster.version import THIS_VERSION
-from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError, TopicNotFound
+from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError, TopicNotFound, Unavailable
 from tidewal.runtime.replicated.records import FeatureLevels
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -73,7 +73,11 @@ class TopicTraffic:
 
     async def consume(self, client: Client) -> None:
         while not self._stopping or self.behind:
-            member = await client.subscribe(self.topic, "g", session_timeout_s=5)
+            try:
+                member = await client.subscribe(self.topic, "g", session_timeout_s=5)
+            except Unavailable:  # the log has not answered the leader
+                await asyncio.sleep(0.1)
+                continue
             leave_s = self.nodes.now_s() + self.nodes.rng.uniform(1, 4)
             with suppress(TimeoutError, Fenced):
                 async with member:
