@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from ..errors import PositionLost, TidewalError, Unsupported
 from ..log.dead_letters import moved_letter
-from ..log.record import RecordType, record_type
+from ..log.record import RecordType, claimed_type, record_type
 from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
 from ..loop_bridge import promise
 from ..streams.stream_base import reading
@@ -78,6 +78,9 @@ async def unchecked() -> None:
 def movable_entry(channel: str, entry: Entry) -> Entry:
     """An entry as another log is to have it: a `Rewrite`. A dead letter says from then on that the id of its entry is
     of an earlier log. Raises `Unsupported` as `check_movable` does for the other records that hold ids."""
+    claimed = claimed_type(entry.payload)
+    if claimed is not None and claimed not in HOLDING_IDS:
+        return entry
     if record_type(entry.payload) is RecordType.DEAD_LETTER:
         return entry._replace(payload=moved_letter(entry.payload))
     check_movable(channel, entry)

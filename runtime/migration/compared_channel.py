@@ -145,7 +145,12 @@ class ComparedChannel:
     def _check_equal(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
         """Raise `CorruptLog` where entries of both logs, behind those that were compared, are not the same."""
         for number, (one, other) in enumerate(zip_longest(ours, theirs), self.entries + 1):
-            if one is None or other is None or one.timestamp != other.timestamp or one.payload != other.payload:
+            if (
+                one is None
+                or other is None
+                or one.timestamp != other.timestamp
+                or bytes(one.payload) != bytes(other.payload)  # copied, as views compare item by item
+            ):
                 shown = [each.id.hex() if each else "none" for each in (one, other)]
                 raise CorruptLog(
                     f"entry {number:,} of {self.channel} is not the same in both logs ({shown[0]} in the old one, "

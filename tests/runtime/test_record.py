@@ -25,6 +25,7 @@ from tidewal.runtime.log.record import (
     BatchPart,
     Record,
     RecordType,
+    claimed_type,
     decode,
     encode,
     make_record,
@@ -86,6 +87,34 @@ def test_what_was_encoded_comes_back(record):
     assert same(decode(encode(record), b"id"), dataclasses.replace(record, id=b"id"))
     stamped = decode(stamp(record, 5, 6, 7))
     assert same(stamped, dataclasses.replace(record, ts=5, term=6, cseq=7))
+
+
+@given(records)
+def test_a_record_claims_the_type_that_it_has(record):
+    assert claimed_type(encode(record)) == record.type
+
+
+@pytest.mark.parametrize(
+    ("fields", "number", "type", "claimed"),
+    [
+        (b"\x9c", b"\x05", 5, 5),
+        (b"\x9c", b"\xcd\x03\xf2", 1010, 1010),
+        (b"\x9c", b"\xcc\x05", 5, None),
+        (b"\x9c", b"\xce\x00\x00\x03\xf2", 1010, None),
+        (b"\x9c", b"\xd1\x03\xf2", 1010, None),
+        (b"\xdc\x00\x0c", b"\x05", 5, None),
+        (b"\xdd\x00\x00\x00\x0c", b"\xcd\x03\xf2", 1010, None),
+    ],
+)
+def test_of_a_header_in_another_form_of_msgpack_no_type_is_claimed(fields, number, type, claimed):
+    payload = framed(fields + number + msgpack.packb(GOOD[1:])[1:])
+    assert decode(payload).type == type
+    assert claimed_type(payload) == claimed
+
+
+@given(st.binary(max_size=40))
+def test_bytes_that_are_no_record_claim_no_type_of_one(payload):
+    assert claimed_type(payload) == -1 or payload.startswith(b"TW")
 
 
 @pytest.mark.slow
