@@ -15,6 +15,8 @@ from ..runtime.errors import DeadlineExceeded, TidewalError
 from .deadlines import left_s
 from .turns import Turns, Version
 
+AGAIN_S = 0.1  # until who describes it is asked again, where it does not know yet what an owner does
+
 DescribedT = TypeVar("DescribedT", Collection, Topic)
 
 
@@ -66,14 +68,18 @@ class WritePlace(Generic[DescribedT]):
         """What has the name, where it is known and no write that was called before has to go first."""
         return self._described.get(self._name) if self._turns.free else None
 
-    async def in_turn(self, until: float) -> DescribedT:
+    async def in_turn(self, until: float, over: DescribedT | None = None) -> DescribedT:
         """What has the name, once all that was called before is on its way; `until` is a time of the loop. The caller
-        writes without waiting before. Raises `DeadlineExceeded`, and what describing it does."""
+        writes without waiting before. `over` is known to be over: its successor is waited for. Raises
+        `DeadlineExceeded`, and what describing it does."""
         try:
             async with asyncio.timeout_at(until), self._turns.turn(self._number):
                 while True:
                     found = await self._described.find(self._name, left_s(until))
-                    if await self._turns.first(self._number):
+                    if over is not None and _version(found) == _version(over):
+                        self._described.forget(over)
+                        await asyncio.sleep(AGAIN_S)
+                    elif await self._turns.first(self._number):
                         return found
         except TimeoutError as error:
             if isinstance(error, TidewalError):

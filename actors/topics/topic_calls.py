@@ -94,14 +94,15 @@ class TopicCalls:
         until = in_s(deadline_s)
         sending = Sending(self._sender, messages, partitioner)
         place = self._described.place(name)
-        known = place.at_once
+        known, over = place.at_once, None
         with sending.partly_written():
             while True:
-                found = known or await place.in_turn(until)
+                found = known or await place.in_turn(until, over)
                 try:
                     return await self._send_in_turn(place, found, sending, due, until)
                 except TopicEpochEnded as error:
                     sending.divide(found, error)
+                    over = found
                 except TopicNotFound as error:
                     if known is None or sending.partitions or error.fields.get("outcome_unknown"):
                         raise
