@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import TypeVar
 from uuid import uuid4
 
-from ..errors import CorruptLog, InvalidRequest, PositionLost, Unavailable, Unsupported
+from ..errors import ChannelNotFound, CorruptLog, InvalidRequest, PositionLost, Unavailable, Unsupported
 from ..log.migration_state import (
     MIGRATION_CHANNEL,
     MigrationPhase,
@@ -24,6 +27,8 @@ from .migration_run import MigrationRun
 from .mirrored_channels import channels_of
 from .node_log import NodeLog
 from .node_tables import NodeTables
+
+T = TypeVar("T")
 
 LOOKS = 3  # at what nodes have in a log that is in use, until what does not fit together is an error
 UNDER_WAY = (  # the phases of a log that goes to another one
@@ -128,25 +133,27 @@ async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None, *, in_us
     for wal in (old, new):
         if wal.capabilities.foreign_topics:
             raise Unsupported("topics that others made are not migrated", capability="migration")
-    await _check_node(old, tables, in_use=in_use)
+    await fitting(lambda: NodeLog.read(old, tables, in_use=in_use), in_use=in_use)
     groups = await groups_of(old, in_use=in_use)
     if groups and not new.capabilities.groups:
         raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")
     for group in groups:
         for channel, id in group.positions.items():
-            await check_not_lost(old, await old.describe(channel), [id or b""])
+            with suppress(ChannelNotFound):  # it was dropped since
+                await check_not_lost(old, await old.describe(channel), [id or b""])
 
 
-async def _check_node(old: Wal, tables: NodeTables | None, *, in_use: bool) -> None:
-    """Raise what `NodeLog.read` does. While the log is in use collections come and go, and tables go on: what does not
-    fit together may have been read in such a moment, and counts only where it is so each time."""
+async def fitting(read: Callable[[], Awaitable[T]], *, in_use: bool) -> T:
+    """What `read` returns of a node's log and tables. While the log is in use collections come and go, tables go on,
+    and snapshots take the place of records: what does not fit together may have been read in such a moment, and counts
+    only where it is so each time."""
     for left in reversed(range(LOOKS if in_use else 1)):
         try:
-            await NodeLog.read(old, tables, in_use=in_use)
-            return
+            return await read()
         except (InvalidRequest, CorruptLog, PositionLost):
             if not left:
                 raise
+    raise AssertionError
 
 
 async def _check_empty(new: Wal) -> None:

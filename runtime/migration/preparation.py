@@ -7,12 +7,13 @@ does the rest, and they go on with the new one, or, where that fails, with the o
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
-from ..errors import CorruptLog, PositionLost, Unavailable
+from ..errors import ChannelNotFound, CorruptLog, PositionLost, Unavailable
 from ..log.migration_state import MigrationPhase, migration_state
 from ..log.redaction import shown_url
 from ..log.wal import ChannelInfo, Wal
-from .beginning import begin, check_source, reserve
+from .beginning import begin, check_source, fitting, reserve
 from .group_positions import idle_groups
 from .migration import OnProgress
 from .migration_run import SETTLE_S, Compared, MigrationRun
@@ -64,20 +65,22 @@ async def prepare(
 async def _round(run: MigrationRun, on_progress: OnProgress) -> float:
     """Copy and compare what came since the round before. Returns for how many seconds."""
     began = asyncio.get_running_loop().time()
-    node = await NodeLog.read_states(run.old)  # tables change, and are for the switch
+    node = await fitting(lambda: NodeLog.read_states(run.old), in_use=True)  # tables change, and are for the switch
     await drop_vanished(run)
     for name in await channels_of(run.old):
-        info = await run.old.describe(name)
-        if is_copied(info, node):
-            if name not in run.compared:
-                on_progress(f"copying {name}")
-            await run.check()
-            await run.new.create_channel(name, info.policy)
-            await _mirrored(run, info, node)
+        with suppress(ChannelNotFound):  # it was dropped since it was listed: the next `drop_vanished` removes the copy
+            await _copied(run, await run.old.describe(name), node, on_progress)
     return asyncio.get_running_loop().time() - began
 
 
-async def _mirrored(run: MigrationRun, info: ChannelInfo, node: NodeLog | None) -> None:
+async def _copied(run: MigrationRun, info: ChannelInfo, node: NodeLog | None, on_progress: OnProgress) -> None:
+    """Copy and compare what the channel has that is not copied yet."""
+    if not is_copied(info, node):
+        return
+    if info.name not in run.compared:
+        on_progress(f"copying {info.name}")
+    await run.check()
+    await run.new.create_channel(info.name, info.policy)
     try:
         await mirrored_channel(run, info, node)
     except (CorruptLog, PositionLost):  # an earlier run has copied a channel that was made anew since, or cut

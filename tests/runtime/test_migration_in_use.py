@@ -18,7 +18,7 @@ from tidewal.runtime.log.migration_state import (
     check_not_migrating,
     migration_state,
 )
-from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, FromId, Start
+from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, From, FromId, Start
 from tidewal.runtime.migration import compared_channel
 from tidewal.runtime.migration.compared_channel import ComparedChannel
 from tidewal.runtime.migration.migration import cancel_migration, migrate
@@ -113,6 +113,47 @@ async def test_what_is_made_anew_or_dropped_meanwhile_is_so_in_the_new_log() -> 
     await migrate(old, new, OLD, NEW, compared=compared)
     assert "gone" not in await new.channels()
     assert await plain(old, "again") == await plain(new, "again")
+
+
+class VanishingWal(MemoryWal):
+    """A log of which `channel` is dropped just before, or just behind, the `left`th look at it."""
+
+    left, channel = 0, "gone"
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        if channel != self.channel:
+            return await super().describe(channel)
+        self.left -= 1
+        if self.left == 0:
+            await self.drop_channel(channel)
+        info = await super().describe(channel)
+        if self.left == 1:
+            await self.drop_channel(channel)
+        return info
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["", "with a group"])
+async def test_a_channel_that_is_dropped_while_it_is_copied_is_in_neither_log(group: bool) -> None:
+    """As the reply channel of a client that leaves, or a topic."""
+    looks = 0
+    while True:
+        looks += 1
+        old, new = VanishingWal(MemoryLog()), MemoryWal(MemoryLog())
+        await filled(old)
+        await old.create_channel("gone", ChannelPolicy())
+        await old.append_many([numbered("gone", number) for number in range(3)])
+        if group:
+            await old.seek_group("readers", "gone", From.LATEST)
+        old.left = looks
+        compared = await prepare(old, new, OLD, NEW)
+        await begin_switch(old, new)
+        left, old.left = old.left, 0
+        await migrate(old, new, OLD, NEW, compared=compared)
+        if left > 1:
+            break
+        assert "gone" not in await new.channels()
+        await assert_same(old, new)
+    assert looks > 2, looks
 
 
 async def test_a_log_that_is_written_to_faster_than_it_is_copied_stays_in_use() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.runtime.test_node_log import STORED_AT as AT
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, PositionLost
 from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
 from tidewal.runtime.log.record import RecordType
-from tidewal.runtime.log.wal import From
+from tidewal.runtime.log.wal import Entry, From, Start
 from tidewal.runtime.migration.migration import cancel_migration, migrate
 from tidewal.runtime.migration.moved_state import MovedState
 from tidewal.runtime.migration.node_log import CATALOG_KIND
@@ -99,6 +99,35 @@ async def test_collections_that_come_and_go_just_then_are_no_hindrance(nodes: No
     tables = BusyTables(meanwhile=meanwhile, **nodes.tables().by_name)
     await prepare(nodes.wal, FarWal(MemoryLog()), OLD, NEW, tables=tables)
     assert tables.asked == 2
+
+
+class CompactedWal(MemoryWal):
+    """A log of which a snapshot takes the place of the catalog's first entries as it is read, the `left`th time."""
+
+    left = 0
+
+    async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        if channel == CATALOG:
+            self.left -= 1
+            if not self.left:
+                raise PositionLost(
+                    "a snapshot has taken their place", channel=channel, requested=b"", first_available=None
+                )
+        async for entries in super().read(channel, start):
+            yield entries
+
+
+async def test_a_state_that_is_compacted_while_it_is_read_is_read_again(nodes: Nodes) -> None:
+    read = 0
+    while True:
+        read += 1
+        old = CompactedWal(nodes.wal.log)
+        old.left, new = read, FarWal(MemoryLog())
+        await prepare(old, new, OLD, NEW, tables=nodes.tables())
+        await cancel_migration(nodes.wal, new, NEW)
+        if old.left > 0:
+            break
+    assert read > 4, read
 
 
 async def test_what_does_not_fit_is_refused_before_anything_is_copied(nodes: Nodes) -> None:
