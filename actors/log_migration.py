@@ -13,11 +13,11 @@ from collections import deque
 from typing import Literal, Protocol
 
 from ..runtime.cluster.state import ClusterState
-from ..runtime.errors import InvalidRequest, TidewalError, Unavailable, Unsupported, to_wire
+from ..runtime.errors import CorruptLog, InvalidRequest, TidewalError, Unavailable, Unsupported, to_wire
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
-from ..runtime.migration.migration import cancel_migration, migrate
+from ..runtime.migration.migration import cancel_migration, cancellable_state, migrate
 from ..runtime.migration.migration_run import SETTLE_S, Compared
 from ..runtime.migration.node_tables import NodeTables
 from ..runtime.migration.preparation import begin_switch, end_switch, prepare
@@ -66,6 +66,7 @@ class LogMigration:
         self._node, self._logs, self._tables, self._settle_s = node, logs, tables, settle_s
         self.switching: bool = False
         self._task: asyncio.Task[None] | None = None
+        self._taking_back = asyncio.Lock()
         self._phase: Phase = ""
         self._to = ""
         self._error: TidewalError | None = None
@@ -77,10 +78,12 @@ class LogMigration:
     def begin(self, to: str) -> None:
         """Begin to migrate the log to that at the URL `to`, opened with the settings of this process, or find that it
         is being done; `status` says how far it is. Raises `Unsupported` for a log that others may write to, and for a
-        node that was given its log open, `Unavailable` where other nodes use the log, `InvalidRequest` while it goes
-        to another one, and `ConfigError` for a URL that no adapter opens."""
+        node that was given its log open, `Unavailable` where other nodes use the log and while a migration is being
+        taken back, `InvalidRequest` while it goes to another one, and `ConfigError` for a URL that no adapter opens."""
         find_backend(to).check_url(to)
         self._checked()
+        if self._taking_back.locked():
+            raise Unavailable("a migration of this log is being taken back at this moment: type the command again")
         if self._is_running:
             if to != self._to:
                 raise InvalidRequest(f"the log is being migrated to {shown_url(self._to)}: wait, or use --cancel")
@@ -112,24 +115,32 @@ class LogMigration:
         """Take the migration to the log at `to` back. Raises `Unavailable` while the roles are stopped for it, and what
         `cancel_migration` does."""
         logs = self._checked()
-        if self.switching:
-            raise Unavailable("the node is going over to the new log at this moment: look at --status")
-        await self.stop()
-        new = await logs.opener.open_alone(to)
-        try:
-            await cancel_migration(logs.wal, new, to, settle_s=self._settle_s)
-        finally:
-            await new.close()
-        self._phase = "cancelled"
+        async with self._taking_back:
+            if self._is_switching:
+                raise Unavailable("the node is going over to the new log at this moment: look at --status")
+            await self.stop()
+            await cancellable_state(logs.wal, to)
+            new = await logs.opener.open_alone(to)
+            try:
+                await cancel_migration(logs.wal, new, to, settle_s=self._settle_s)
+            finally:
+                await new.close()
+            self._phase, self._error = "cancelled", None
 
     async def stop(self) -> None:
-        """End what is under way: the copying at once; a switch is waited for."""
+        """End what is under way: the copying at once; a switch is waited for, until the roles work again."""
         task = self._task
         if task is None:
             return
-        if self.switching:
+        if self._is_switching:
             await asyncio.wait([task])
         await ended(task)
+
+    @property
+    def _is_switching(self) -> bool:
+        """Whether the log is, or is about to be, in use no more, or the roles have not started again: to end it then
+        would leave no log in use, or a node without roles."""
+        return self._is_running and self._phase == "switching"
 
     @property
     def _is_running(self) -> bool:
@@ -193,19 +204,20 @@ class LogMigration:
     async def _switch(self, logs: OpenLogs, new: Wal, to: str, compared: Compared) -> None:
         """Stop the roles, do the rest, and start them on the log that is in use then. An error of what follows the
         stop ends the node, for it has no log to work on."""
+        self._phase = "switching"
         try:
             await begin_switch(logs.wal, new)
         except TidewalError:
             await end_switch(logs.wal, new)  # it may have begun: the node goes on with the log
             raise
-        self._phase, self.switching = "switching", True
+        self.switching = True
         failed: TidewalError | None = None
         try:
             await self._node.stop_roles()
             try:
                 await self._do_the_rest(logs, new, to, compared)
             except TidewalError as error:
-                if not await end_switch(logs.wal, new):
+                if not await self._is_taken_back(logs.wal, new, to, error):
                     raise
                 failed = error
             await new.close()
@@ -243,3 +255,17 @@ class LogMigration:
                 _log.warning("what is left of the migration is done again: %s", error)
                 known = None
             await asyncio.sleep(AGAIN_S)
+
+    async def _is_taken_back(self, old: Wal, new: Wal, to: str, error: TidewalError) -> bool:
+        """Whether the old log is in use again. Behind the point of no return that is so where `error` says that a table
+        or the new log is not as it was found: to do the rest again would not help, and all can still be taken back."""
+        if await end_switch(old, new):
+            return True
+        if not isinstance(error, (CorruptLog, InvalidRequest)):
+            return False
+        try:
+            await cancel_migration(old, new, to, settle_s=self._settle_s)
+        except TidewalError as further:
+            _log.warning("the migration to %s is not taken back: %s", shown_url(to), further)
+            return False
+        return True

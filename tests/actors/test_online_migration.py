@@ -23,10 +23,19 @@ from tidewal.actors.open_logs import OpenLogs
 from tidewal.actors.standalone import Standalone
 from tidewal.actors.topics.member import TopicMember
 from tidewal.actors.topics.messages import TopicPack
-from tidewal.runtime.errors import Closed, ConfigError, Fenced, InvalidRequest, Moved, Unavailable, Unsupported
+from tidewal.runtime.errors import (
+    Closed,
+    ConfigError,
+    CorruptLog,
+    Fenced,
+    InvalidRequest,
+    Moved,
+    Unavailable,
+    Unsupported,
+)
 from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
 from tidewal.runtime.log.wal import Append, ChannelPolicy, OnAppended, Wal
-from tidewal.runtime.migration import preparation
+from tidewal.runtime.migration import migration, preparation
 from tidewal.runtime.migration.migration import cancel_migration, migrate
 from tidewal.runtime.migration.preparation import prepare, until_unused
 from tidewal.runtime.tables.table_store import open_tables
@@ -309,6 +318,115 @@ async def test_a_node_that_is_stopped_while_it_copies_starts_again_and_goes_on(
     async with node_on(home, opener) as node, node.client() as client:
         await node.migrate(NEW)
         assert await keys(client) == [1]
+
+
+class Held:
+    """A step of a switch that has done what it does and does not return: `reached` says so, `go_on` lets it."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, *args: Any) -> Any:
+        result = await self._step(*args)
+        self.reached.set()
+        await self.go_on.wait()
+        return result
+
+    @classmethod
+    def at(cls, step: str, node: Standalone, patch: pytest.MonkeyPatch) -> Held:
+        """At the beginning of the switch, or where the roles have the new log and do not work yet."""
+        module, name = (log_migration, "begin_switch") if step == "begins" else (node, "_ready")
+        held = cls(getattr(module, name))
+        patch.setattr(module, name, held)
+        return held
+
+
+@pytest.mark.parametrize("step", ["begins", "ends"])
+async def test_a_switch_is_not_taken_back_from_its_beginning_until_the_roles_work(
+    home, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    opener = MemoryOpener()
+    async with node_on(home, opener) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        held = Held.at(step, node, monkeypatch)
+        migrating = asyncio.create_task(node.migrate(NEW))
+        await held.reached.wait()
+        with pytest.raises(Unavailable, match="at this moment"):
+            await node._migration.cancel(NEW)
+        held.go_on.set()
+        await migrating
+        await client.insert("people", home.people(2))
+        assert await keys(client) == [1, 2]
+
+
+@pytest.mark.parametrize("step", ["begins", "ends"])
+async def test_a_node_that_is_closed_in_a_switch_leaves_a_log_in_use(
+    home, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    opener = MemoryOpener()
+    async with node_on(home, opener) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        held = Held.at(step, node, monkeypatch)
+        migrating = asyncio.create_task(node.migrate(NEW))
+        await held.reached.wait()
+        closing = asyncio.create_task(node.close())
+        await asyncio.sleep(1)
+        held.go_on.set()
+        await asyncio.gather(migrating, closing)
+    assert await opener.phase(OLD) is MigrationPhase.MIGRATED
+    async with node_on(home, opener, NEW) as node, node.client() as client:
+        assert await keys(client) == [1]
+
+
+async def test_a_table_that_changes_behind_the_point_of_no_return_leads_back_to_the_old_log(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a write would that was under way in a thread when the roles stopped."""
+    opener = MemoryOpener()
+
+    async def changed(*_: object) -> None:
+        assert await opener.phase(OLD) is MigrationPhase.MIGRATED
+        raise CorruptLog("the table of people is not as it was")
+
+    async with node_on(home, opener) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        await client.flush("people")
+        with monkeypatch.context() as patched:
+            patched.setattr(migration, "check_tables", changed)
+            with pytest.raises(CorruptLog, match="is not as it was"):
+                await node.migrate(NEW)
+        assert await opener.phase(OLD) is MigrationPhase.OPEN
+        await client.insert("people", home.people(2))
+        await node.migrate(NEW)
+        assert await keys(client) == [1, 2]
+    assert await opener.phase(OLD) is MigrationPhase.MIGRATED
+
+
+async def test_one_that_is_being_taken_back_is_not_begun_meanwhile(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    opener = MemoryOpener()
+    async with node_on(home, opener) as node, node.client() as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(log_migration, "begin_switch", failing)
+            with pytest.raises(Unavailable, match="told to fail"):
+                await node.migrate(NEW)
+            with pytest.raises(InvalidRequest, match="migrates to"):
+                await node._migration.cancel("memory://other")
+            assert "memory://other" not in opener.logs
+            held = Held(cancel_migration)
+            patched.setattr(log_migration, "cancel_migration", lambda *args, **_: held(*args))
+            cancelling = asyncio.create_task(node._migration.cancel(NEW))
+            await held.reached.wait()
+            with pytest.raises(Unavailable, match="is being taken back"):
+                await node.migrate(NEW)
+            held.go_on.set()
+            await cancelling
+        assert node._migration.status()["error"] is None
+        await node.migrate(NEW)
+        await client.create_collection(home.PEOPLE)
 
 
 class SharedWal(MemoryWal):
