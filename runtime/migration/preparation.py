@@ -7,6 +7,7 @@ does the rest, and they go on with the new one, or, where that fails, with the o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ..errors import ChannelNotFound, CorruptLog, PositionLost, Unavailable
@@ -14,6 +15,7 @@ from ..log.migration_state import MigrationPhase, migration_state
 from ..log.redaction import shown_url
 from ..log.wal import ChannelInfo, Wal
 from .beginning import begin, check_source, fitting, reserve
+from .compared_channel import ComparedChannel
 from .group_positions import idle_groups
 from .migration import OnProgress
 from .migration_run import SETTLE_S, Compared, MigrationRun
@@ -22,6 +24,10 @@ from .node_log import NodeLog
 from .node_tables import NodeTables
 
 ROUND_S = 1.0  # a round that takes no longer leaves as little for the next, for which the log is not in use
+# So does one that copies no more of what came in the one before: many channels take longer to look at, however little
+# comes to them.
+ROUND_ENTRIES = 10_000
+ROUND_BYTES = 16 * 1024 * 1024
 LOOK_S = 1.0  # between two looks whether the log is used
 ROUNDS_MAX = 20  # until the log is said to be written to faster than it is copied
 
@@ -38,8 +44,9 @@ async def prepare(
     round_s: float = ROUND_S,
 ) -> Compared:
     """Begin the migration of `old` to `new`, or go on with it, while `old` is in use, and copy and compare its
-    channels, round after round, until one takes `round_s` seconds at most. The parameters are those of `migrate`.
-    Returns what was found equal, for `migrate` in this process.
+    channels, round after round, until one takes `round_s` seconds at most, or copies `ROUND_ENTRIES` and `ROUND_BYTES`
+    at most of what came meanwhile. The parameters are those of `migrate`. Returns what was found equal, for `migrate`
+    in this process.
 
     Raises what `migrate` does, but nothing where groups have members, and `Unavailable` where `old` is written to
     faster than it is copied. After an error it may be called again, or be taken back; `old` is in use all the time."""
@@ -49,9 +56,10 @@ async def prepare(
     async with run.letting_go():
         await reserve(run, old_url)
         for _ in range(ROUNDS_MAX):
+            before = {name: (each, each.entries, each.bytes) for name, each in run.compared.items()}
             took_s = await _round(run, on_progress)
             on_progress(f"all that was there is equal in both, after {took_s:.1f} s")
-            if took_s <= round_s:
+            if took_s <= round_s or (before and _is_little(run, before)):
                 break
         else:
             raise Unavailable(
@@ -60,6 +68,18 @@ async def prepare(
             )
         await run.let_go()
     return run.compared
+
+
+def _is_little(run: MigrationRun, before: Mapping[str, tuple[ComparedChannel, int, int]]) -> bool:
+    """Whether the run has copied no more than it may leave, since it had compared what is `before`, with how much each
+    channel had then: one that was begun anew since was copied whole."""
+    entries = size = 0
+    for name, each in run.compared.items():
+        known, entries_then, size_then = before.get(name, (None, 0, 0))
+        is_same = known is each
+        entries += each.entries - entries_then * is_same
+        size += each.bytes - size_then * is_same
+    return entries <= ROUND_ENTRIES and size <= ROUND_BYTES
 
 
 async def _round(run: MigrationRun, on_progress: OnProgress) -> float:

@@ -19,7 +19,7 @@ from tidewal.runtime.log.migration_state import (
     migration_state,
 )
 from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Entry, From, FromId, Start
-from tidewal.runtime.migration import compared_channel
+from tidewal.runtime.migration import compared_channel, preparation
 from tidewal.runtime.migration.compared_channel import ComparedChannel
 from tidewal.runtime.migration.migration import cancel_migration, migrate
 from tidewal.runtime.migration.preparation import begin_switch, end_switch, prepare
@@ -156,7 +156,19 @@ async def test_a_channel_that_is_dropped_while_it_is_copied_is_in_neither_log(gr
     assert looks > 2, looks
 
 
-async def test_a_log_that_is_written_to_faster_than_it_is_copied_stays_in_use() -> None:
+async def test_a_log_of_many_channels_to_which_little_comes_is_prepared() -> None:
+    """However long a look at all of them takes."""
+    old, new = WrittenWal(MemoryLog()), MemoryWal(MemoryLog())
+    await filled(old)
+    said: list[str] = []
+    compared = await prepare(old, new, OLD, NEW, on_progress=said.append, round_s=-1)
+    assert sum("all that was there is equal" in line for line in said) == 2
+    await begin_switch(old, new)
+    await migrate(MemoryWal(old.log), new, OLD, NEW, compared=compared)
+
+
+async def test_a_log_that_is_written_to_faster_than_it_is_copied_stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparation, "ROUND_ENTRIES", 0)
     log, new = MemoryLog(), MemoryWal(MemoryLog())
     await filled(MemoryWal(log))
     with pytest.raises(Unavailable, match="written to faster than it is copied"):
