@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ import typer
 from ..actors.datanode.moved_tables import MovedTables
 from ..runtime.config.loading import url_of
 from ..runtime.errors import BadRecord, InvalidRequest
-from ..runtime.log.migration_state import MigrationState, migration_state
+from ..runtime.log.migration_state import MigrationPhase, MigrationState, migration_state
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.migration.migration import MigrationProof, cancel_migration, cancellable_state, check_source
@@ -132,13 +133,15 @@ def _absolute(url: str) -> str:
 
 
 def _fields(state: MigrationState) -> dict[str, Any]:
-    return {"phase": str(state.phase), "id": state.id, "other": state.other, **state.proof}
+    proof: Mapping[str, Any] = state.proof if state.phase is MigrationPhase.MIGRATED else {}
+    return {"phase": str(state.phase), "id": state.id, "other": state.other, **proof}
 
 
 def _text(state: MigrationState) -> str:
     with_other = f", the other log is {state.other}" if state.other else ""
     lines = [f"{state.phase}{with_other}"]
-    return "\n".join(lines + (_lines(MigrationProof.from_wire(state.proof)) if state.proof else []))
+    is_proven = state.phase is MigrationPhase.MIGRATED
+    return "\n".join(lines + (_lines(MigrationProof.from_wire(state.proof)) if is_proven else []))
 
 
 def _lines(proof: MigrationProof) -> list[str]:

@@ -68,9 +68,10 @@ _FOLLOWING = {  # which phases follow one, of the same run
 @dataclass(frozen=True, slots=True)
 class MigrationState:
     """The last that counts of the migrations of a log. `id` is that of the migration, `other` the URL, without
-    credentials, of the log that it goes to or comes from, and `proof` what was found equal (`MigrationProof`). `run` is
-    the run that has the migration, "" for none (`MigrationRun`), and `number` how often runs have claimed it or let go
-    of it by then. The record of a claim has no proof: what was proven before it goes on to count."""
+    credentials, of the log that it goes to or comes from, and `proof` what was found equal (`MigrationProof`), or,
+    while it is `migrating`, whether it was in use before. `run` is the run that has the migration, "" for none
+    (`MigrationRun`), and `number` how often runs have claimed it or let go of it by then. The record of a claim has no
+    proof: what was proven before it goes on to count."""
 
     phase: MigrationPhase = MigrationPhase.OPEN
     id: str = ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from ..errors import ChannelNotFound, CorruptLog, InvalidRequest, PositionLost, Unavailable, Unsupported
@@ -31,6 +31,8 @@ from .node_tables import NodeTables
 T = TypeVar("T")
 
 LOOKS = 3  # at what nodes have in a log that is in use, until what does not fit together is an error
+# What a log that is `migrating` says where it was in use before: what was copied then may have been dropped since.
+PREPARED: Mapping[str, Any] = {"prepared": True}
 UNDER_WAY = (  # the phases of a log that goes to another one
     MigrationPhase.PREPARING,
     MigrationPhase.MIGRATING,

@@ -24,7 +24,7 @@ from ..errors import BadRecord, CorruptLog, InvalidRequest, Unavailable
 from ..log.migration_state import MigrationPhase, MigrationState, come_into_use, mark_of, migration_state
 from ..log.redaction import shown_url
 from ..log.wal import ChannelPolicy, GroupInfo, Wal
-from .beginning import UNDER_WAY, begin, check_source, check_target, has_ended, is_marked, is_pending, reserve
+from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, has_ended, is_marked, is_pending, reserve
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
 from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
@@ -113,13 +113,12 @@ async def migrate(
     run = await begin(old, new, old_url, new_url, state, settle_s, tables)
     run.compared.update(compared or {})
     async with run.letting_go():
-        was_in_use = compared is not None or run.state.phase is MigrationPhase.PREPARING
         if run.state.phase is MigrationPhase.PREPARING:
-            await run.change(MigrationPhase.MIGRATING, {})
+            await run.change(MigrationPhase.MIGRATING, PREPARED)
         if await has_ended(new, run.state, new_url):  # meanwhile
             return MigrationProof.from_wire(run.state.proof)
         await reserve(run, old_url)
-        if was_in_use and run.state.phase is not MigrationPhase.MIGRATED:
+        if run.state.phase is MigrationPhase.MIGRATING and run.state.proof == PREPARED:
             await drop_vanished(run)
         if run.state.phase is MigrationPhase.MIGRATED and await is_marked(new, run.state):
             proof = MigrationProof.from_wire(run.state.proof)

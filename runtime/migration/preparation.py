@@ -14,7 +14,7 @@ from ..errors import ChannelNotFound, CorruptLog, PositionLost, Unavailable
 from ..log.migration_state import MigrationPhase, migration_state
 from ..log.redaction import shown_url
 from ..log.wal import ChannelInfo, Wal
-from .beginning import begin, check_source, fitting, reserve
+from .beginning import PREPARED, begin, check_source, fitting, reserve
 from .compared_channel import ComparedChannel
 from .group_positions import idle_groups
 from .migration import OnProgress
@@ -127,7 +127,7 @@ async def until_unused(old: Wal, tables: NodeTables | None, on_progress: OnProgr
 async def begin_switch(old: Wal, new: Wal) -> None:
     """Let `old`, which is being prepared, be in use no more. Raises as `MigrationRun.claim` and `change` do."""
     run = await MigrationRun.claim(old, new, await migration_state(old))
-    await run.change(MigrationPhase.MIGRATING, {})
+    await run.change(MigrationPhase.MIGRATING, PREPARED)
     await run.let_go()
 
 

@@ -115,6 +115,26 @@ async def test_what_is_made_anew_or_dropped_meanwhile_is_so_in_the_new_log() -> 
     assert await plain(old, "again") == await plain(new, "again")
 
 
+@pytest.mark.parametrize("switched", [False, True], ids=["preparing", "migrating"])
+async def test_what_was_dropped_before_a_run_that_was_killed_in_the_switch_is_no_hindrance(switched: bool) -> None:
+    log, new = MemoryLog(), MemoryWal(MemoryLog())
+    old = MemoryWal(log)
+    await filled(old)
+    await old.create_channel("gone", ChannelPolicy())
+    await old.append_many([numbered("gone", number) for number in range(3)])
+    await prepare(old, new, OLD, NEW)
+    await old.drop_channel("gone")
+    if switched:
+        await begin_switch(old, new)
+    else:  # this run is killed once no process can open the log any more
+        dying = DyingWal(log, [4], behind=True)
+        with pytest.raises(Killed):
+            await migrate(dying, new, OLD, NEW)
+    assert await phase_of(log) is MigrationPhase.MIGRATING
+    await migrate(old, new, OLD, NEW)
+    await assert_same(old, new)
+
+
 class VanishingWal(MemoryWal):
     """A log of which `channel` is dropped just before, or just behind, the `left`th look at it."""
 
