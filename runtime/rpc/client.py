@@ -97,7 +97,10 @@ class RpcClient:
     async def open(self) -> None:
         """Create the reply channel and listen to it. The client belongs to this event loop from now on."""
         self._loop = asyncio.get_running_loop()
-        await self._begin()
+        try:
+            await self._begin()
+        except ChannelNotFound:  # the log was migrated just then, and its channel stays behind
+            await self._begin()
         self._reader = asyncio.create_task(self._listen(), name=f"replies of {self.name}")
         if not self._wal.capabilities.drops_temporary:
             self._sign_of_life = asyncio.get_running_loop().call_later(SIGN_OF_LIFE_S, self._show_life)

@@ -23,7 +23,7 @@ from tidewal.runtime.errors import (
 from tidewal.runtime.log.fragments import FragmentAssembler, fragments_of
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode
-from tidewal.runtime.log.wal import Append, ChannelInfo, OnAppended
+from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, OnAppended
 from tidewal.runtime.rpc.client import CLOSE_S, RpcClient
 from tidewal.runtime.rpc.protocol import MESSAGE_BYTES_MAX
 from tidewal.runtime.rpc.remembered_replies import REMEMBERED_BYTES
@@ -105,6 +105,28 @@ def test_a_client_listens_again_once_the_log_accepts_its_channel_again(monkeypat
 
     run_virtual(run())
     assert 1 < refused < 20
+
+
+class MigratedWal(MemoryWal):
+    """A log to which another one has moved by the time at which a client has its first channel there."""
+
+    moved = False
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        await super().create_channel(channel, policy)
+        if not self.moved and channel == NAMES.replies("c"):
+            self.moved = True
+            await self.drop_channel(channel)
+
+
+def test_a_client_that_is_opened_while_the_log_is_migrated_listens_in_the_new_one() -> None:
+    async def run() -> None:
+        wal = MigratedWal(MemoryLog())
+        async with serving(wal), calling(wal, "c") as caller:
+            assert wal.moved
+            assert (await caller.call("server", "echo", {"n": 1}, deadline_s=5)).values == {"n": 1}
+
+    run_virtual(run())
 
 
 def test_answers_with_values_and_bytes_and_raises_what_was_raised() -> None:
