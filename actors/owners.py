@@ -34,7 +34,7 @@ from ..runtime.rpc.protocol import Params, Reply
 from ..runtime.waiting import first_of
 from .local_owner import WritePart
 from .pchannels import pchannels_of
-from .transaction_commits import TransactionCommits, is_over_several
+from .transaction_commits import TransactionCommits, is_prepared
 from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, part_on, write_request
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class Owners:
         the log does not take at once is prepared at its owners, and committed. Its `channels` are open, and what is
         appended for one producer comes in order. The result may be `SendAgain`. Raises, having changed nothing, what an
         owner in this process raises."""
-        if part.participants and is_over_several(channels, self._node.wal.capabilities):
+        if part.participants and is_prepared(channels, part.acks, self._node.wal.capabilities):
             return self._transactions.commit(part, self._by_owner(channels), deadline_s)
         if self._local.is_open(channels):
             return self._local.owner.append(part)

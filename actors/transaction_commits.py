@@ -16,6 +16,7 @@ from typing import Protocol
 
 import xxhash
 
+from ..runtime.cluster.decided_positions import PositionMoves
 from ..runtime.cluster.transaction_decisions import TransactionDecisions, decided
 from ..runtime.errors import (
     DeadlineExceeded,
@@ -25,6 +26,7 @@ from ..runtime.errors import (
     TopicEpochEnded,
     of_unknown_outcome,
 )
+from ..runtime.groups.coordinator_client import GroupAcks
 from ..runtime.log.wal import Capabilities
 from ..runtime.ownership import Appended
 from ..runtime.ownership.prepared import TransactionId
@@ -53,10 +55,11 @@ class Settle(Protocol):
     ) -> Awaitable[None]: ...
 
 
-def is_over_several(channels: Collection[str], log: Capabilities) -> bool:
+def is_prepared(channels: Collection[str], acks: GroupAcks | None, log: Capabilities) -> bool:
     """Whether a transaction for these pchannels is to be prepared: the log does not take it as one commit of one
-    owner."""
-    return len(channels) > 1 and not (log.atomic_batches and log.one_node)
+    owner, or it acknowledges what a member has got, and that is a part of the decision."""
+    decides_position = acks is not None and bool(acks.tokens)
+    return decides_position or (len(channels) > 1 and not (log.atomic_batches and log.one_node))
 
 
 class TransactionCommits:
@@ -78,8 +81,11 @@ class TransactionCommits:
         """Commit `part` at its `owners`, by their channels. The future ends once all channels have it, with its
         timestamp. It raises `SendAgain` where this attempt is not committed, and another one may be; what an owner says
         where nothing is written; and `DeadlineExceeded` where it is not known in time (`outcome_unknown`). Raises,
-        having changed nothing, what an owner in this process raises."""
+        having changed nothing, what an owner in this process raises. Where it acknowledges what a member
+        has got, the positions are a part of the decision; the future raises `Fenced`, and no attempt is ever committed,
+        where the group has gone on without it."""
         id = TransactionId(part.producer, part.pseq, f"{self._name}-{next(self._attempts)}")
+        moves = None if part.acks is None else PositionMoves.of(part.acks)
         began, until = self._decisions.count, asyncio.get_running_loop().time() + deadline_s
         here = self._cluster.incarnation
         # first the owner in this process: where it refuses, nothing is sent to others
@@ -88,7 +94,8 @@ class TransactionCommits:
             self._prepare_at(owner, part, set(channels), deadline_s, attempt=id.attempt) for owner, channels in ordered
         ]
         channels = sorted(channel for _, theirs in ordered for channel in theirs)
-        return asyncio.ensure_future(self._backing_off(id, self._commit(id, part, channels, prepares, began, until)))
+        commit = self._commit(id, part, moves, channels, prepares, began, until)
+        return asyncio.ensure_future(self._backing_off(id, commit))
 
     async def _backing_off(self, id: TransactionId, attempt: Coroutine[object, object, Appended]) -> Appended:
         """The outcome of an attempt. Where it comes to nothing the next one is put off, twice as long as the last time:
@@ -108,6 +115,7 @@ class TransactionCommits:
         self,
         id: TransactionId,
         part: WritePart,
+        moves: PositionMoves | None,
         channels: Sequence[str],
         prepares: Sequence[asyncio.Future[Appended]],
         began: int,
@@ -123,19 +131,29 @@ class TransactionCommits:
             committed = any(each.repeated for each in prepared)  # an earlier attempt, which others write yet
             raise of_unknown_outcome(error) if committed and isinstance(error, TidewalError) else error
         try:
-            ts = await self._decide(id, max(each.ts for each in prepared), channels, began, until)
+            ts = await self._decide(id, max(each.ts for each in prepared), moves, channels, began, until)
             if ts:
                 left_s = max(0.0, until - asyncio.get_running_loop().time())
                 await self._settle(id, channels, deadline_s=left_s)
                 return Appended(ts, part.rows, repeated=False)
         except TidewalError as error:  # whatever it says, the transaction is committed, or may be
             raise of_unknown_outcome(error) from None
+        if moves is not None and not self._decisions.is_committed(part.producer, part.pseq):
+            self._decisions.positions.check(moves)
         raise _again("its owners have aborted it", unknown=False)
 
-    async def _decide(self, id: TransactionId, ts: int, channels: Sequence[str], began: int, until: float) -> int:
+    async def _decide(
+        self,
+        id: TransactionId,
+        ts: int,
+        moves: PositionMoves | None,
+        channels: Sequence[str],
+        began: int,
+        until: float,
+    ) -> int:
         """Have it decided; returns the timestamp of the commit, 0 where it is aborted. While the log says no more than
         that it does not know, an abort is proposed: the first decision counts. Raises `DeadlineExceeded`."""
-        event = decided(id, ts, list(channels), began)
+        event = decided(id, ts, list(channels), began, moves)
         while True:
             try:
                 await self._cluster.log.propose(event)

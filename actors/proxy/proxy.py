@@ -34,7 +34,8 @@ from ..transactions.buffer import MESSAGES, TRANSACTIONS_LEVEL
 from .client_order import ClientOrder
 from .metrics import ProxyMetrics
 from .partitioned_messages import Cancellation, PartitionedMessages, due_ms_of
-from .requests import CancelParams, CommitParams, SendParams, WriteParams
+from .position_fences import PositionFences
+from .requests import CancelParams, CommitParams, FencePositionParams, SendParams, WriteParams
 from .sharded_rows import ShardedRows
 from .transaction_batch import TransactionBatch, parts_of
 from .write_lines import WriteLines
@@ -62,6 +63,7 @@ class Proxy(Role):
         self._describing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by producer
         self._order = ClientOrder(node.clock.clock, limit_bytes)
         self._lines = WriteLines(self.owners, limit_bytes, while_waiting=self.set_aside)
+        self._fences = PositionFences(node, self.catalog, self.rpc.name)
 
     def handlers(self) -> dict[str, Method]:
         return {
@@ -69,6 +71,7 @@ class Proxy(Role):
             "send": Method(self._send, SendParams),
             "cancel": Method(self._cancel, CancelParams),
             "commit": Method(self._commit, CommitParams),
+            "fence_position": Method(self._fence_position, FencePositionParams),
             "flush": Method(self._flush, OfCollection),
             "ready": Method(self._ready, Nothing),
         }
@@ -170,6 +173,11 @@ class Proxy(Role):
             self._metrics.committed(participants)
         return appended
 
+    async def _fence_position(self, request: Request) -> Answer:
+        self._check_level()
+        found = await self._fences.fence(request.params["group"], request.params["channel"])
+        return {"token": found.token, "decided": found.decided, "upto": found.upto, "metadata": found.metadata}
+
     def _sharded(self, collection: Collection, body: Payload) -> ShardedRows:
         """The rows in `body`, checked, by shard."""
         self._check_tables(collection)
@@ -195,7 +203,7 @@ class Proxy(Role):
         params, size = request.params, len(request.body)
         deadline_s = params.get("deadline_s", DEADLINE_S)
         send = partial(self._hand_over, batch, params, asyncio.get_running_loop().time() + deadline_s)
-        alone = isinstance(batch, TransactionBatch) and batch.several
+        alone = isinstance(batch, TransactionBatch) and batch.prepared
         return await self._lines.write(
             params["producer"], batch.channels, size, send, deadline_s=deadline_s, alone=alone
         )

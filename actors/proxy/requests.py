@@ -72,6 +72,13 @@ class CancelParams(TypedDict):
     deadline_s: NotRequired[Annotated[float, Field(ge=0, allow_inf_nan=False)]]
 
 
+class FencePositionParams(TypedDict):
+    """The position of a group in a pchannel of a topic, for the member that has it and asks."""
+
+    group: str
+    channel: str
+
+
 class CommitParams(TypedDict):
     """A transaction: for each collection and topic what is in the body (`ParticipantWire`), one after another, and what
     of a group is acknowledged in the same commit. The rest as for `WriteParams`."""

@@ -12,7 +12,7 @@ from ...runtime.log.record import Record
 from ...runtime.log.wal import Capabilities, Payload
 from ...runtime.rpc.protocol import Params
 from ..local_owner import WritePart
-from ..transaction_commits import is_over_several
+from ..transaction_commits import is_prepared
 from ..transactions.buffer import PARTICIPANTS_MAX, ParticipantWire
 from ..write_requests import transaction_of
 from .partitioned_messages import PartitionedMessages
@@ -20,9 +20,9 @@ from .sharded_rows import ShardedRows
 
 
 class TransactionBatch:
-    """The checked participants of one transaction. They become one append, under one timestamp; or where that is over
-    `several` channels that the log does not take at once, one that is prepared and committed (`transaction_commits`).
-    """
+    """The checked participants of one transaction. They become one append, under one timestamp; or one that is
+    `prepared` and committed, where that is over several channels that the log does not take at once, or is to decide
+    the position of a group, too (`transaction_commits`)."""
 
     def __init__(
         self,
@@ -30,17 +30,18 @@ class TransactionBatch:
         log: Capabilities,
         acks: GroupAcks | None = None,
     ) -> None:
-        """`acks` are stored in the same commit. Raises `Unsupported` where a `log` that can do so much cannot."""
+        """`acks` are decided with the rest, or without tokens stored in the same commit. Raises `Unsupported` where a
+        `log` that can do so much cannot."""
         self.participants = participants
         self._acks = acks
-        if acks is not None and not log.atomic_acks:
+        if acks is not None and not acks.tokens and not log.atomic_acks:
             raise Unsupported(
                 "this log does not store the position of a group in the commit of a transaction (docs/backends.md says "
                 "which do): nothing was written",
                 capability="atomic_acks",
             )
         self.channels: set[str] = set[str]().union(*(each.channels for each in participants))
-        self.several: bool = is_over_several(self.channels, log)
+        self.prepared: bool = is_prepared(self.channels, acks, log)
 
     @property
     def records(self) -> list[tuple[str, Record]]:

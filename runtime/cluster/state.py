@@ -36,6 +36,7 @@ import xxhash
 
 from ..errors import PreconditionFailed
 from ..replicated.records import FIRST_LEVEL, Event, FeatureLevels, apply_by_kind, typed
+from .decided_positions import FENCE_POSITION
 from .transaction_decisions import DECIDE, TRANSACTIONS_LEVEL, WRITTEN, TransactionDecisions
 
 GONE_MAX = 1_000  # nodes that ended, whose ends are remembered; a record under way for longer than so many ends is lost
@@ -166,7 +167,7 @@ class ClusterState:
     it there. `longest_lease_ms` is the longest lease that any member has ever stated: what may be
     relied upon by one that is remembered no more. `transactions` are those over several pchannels, as decided."""
 
-    kind_levels: ClassVar[Mapping[str, int]] = dict.fromkeys((DECIDE, WRITTEN), TRANSACTIONS_LEVEL)
+    kind_levels: ClassVar[Mapping[str, int]] = dict.fromkeys((DECIDE, WRITTEN, FENCE_POSITION), TRANSACTIONS_LEVEL)
 
     def __init__(self) -> None:
         self.transactions: TransactionDecisions = TransactionDecisions()
@@ -208,7 +209,7 @@ class ClusterState:
             "level": self.level,
             "level_held": self.level_held,
             "longest_lease_ms": self.longest_lease_ms,
-            **({"transactions": self.transactions.to_wire()} if self.transactions.count else {}),
+            **({"transactions": self.transactions.to_wire()} if self.transactions.used else {}),
         }
 
     def restore(self, snapshot: Any) -> None:
@@ -274,6 +275,9 @@ class ClusterState:
 
     def _on_decide(self, event: Event) -> None:
         self.transactions.decide(event)
+
+    def _on_fence_position(self, event: Event) -> None:
+        self.transactions.positions.fence(event)
 
     def _on_written(self, event: Event) -> None:
         self._present(event)  # others own its channels once it is no member

@@ -2,10 +2,11 @@
 the same, and the first decision of an attempt counts.
 
     decide    transaction, ts,          the attempt [producer, pseq, attempt] is committed at `ts`, or the first free
-              channels, began           timestamp behind it, in these pchannels, or with `ts` 0 aborted. A commit counts
-                                        unless the attempt is decided, another one of the same write is committed, or
+              channels, began,          timestamp behind it, in these pchannels, or with `ts` 0 aborted. A commit counts
+              positions                 unless the attempt is decided, another one of the same write is committed,
                                         `KEPT` decisions or more were made since its author, which counted `began` of
-                                        them then, has begun it
+                                        them then, has begun it, or it moves `positions` of a group that it may not
+                                        move any more (`decided_positions.py`)
     written   incarnation, channels     by pchannel the transactions that a member, their owner, has written there
 
 A commit is open until all its channels have it, whoever owns them then. What is closed is kept until `KEPT` decisions
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from ..errors import PreconditionFailed
 from ..ownership.prepared import TransactionId
 from ..replicated.records import Event, typed
+from .decided_positions import DecidedPositions, PositionMoves
 
 TRANSACTIONS_LEVEL = 2  # the feature level from which members know these records
 DECIDE, WRITTEN = "decide", "written"
@@ -44,10 +46,12 @@ class _Closed(NamedTuple):
 
 
 class TransactionDecisions:
-    """The decisions, as all that have read the same records know them. `count` is how many were made."""
+    """The decisions, as all that have read the same records know them. `count` is how many were made, `positions` are
+    those of groups that committed transactions have moved."""
 
     def __init__(self) -> None:
         self.count: int = 0
+        self.positions: DecidedPositions = DecidedPositions()
         self._open: dict[TransactionId, TransactionDecision] = {}
         self._closed: OrderedDict[TransactionId, _Closed] = OrderedDict()
         self._committed: set[tuple[str, int]] = set()  # writes of which an attempt is
@@ -79,6 +83,11 @@ class TransactionDecisions:
         return set[str]().union(*(decision.channels for decision in self._open.values()))
 
     @property
+    def used(self) -> bool:
+        """Whether anything was decided, or is to be."""
+        return bool(self.count or len(self.positions))
+
+    @property
     def open(self) -> int:
         """How many commits are not known to be in all their channels."""
         return len(self._open)
@@ -95,6 +104,8 @@ class TransactionDecisions:
             raise PreconditionFailed(f"another attempt of {id} is committed")
         if ts and (self.count - began >= KEPT or not channels):
             raise PreconditionFailed(f"{id} was begun too long ago: it may have been aborted")
+        if ts and (moves := event.get("positions")) is not None:
+            self.positions.move(PositionMoves.from_wire(moves))
         self.count += 1
         self._forget()
         if ts:
@@ -144,6 +155,7 @@ class TransactionDecisions:
             "count": self.count,
             "open": [(list(id), each.ts, sorted(each.channels)) for id, each in self._open.items()],
             "closed": [(list(id), *decision) for id, decision in self._closed.items()],
+            "positions": self.positions.to_wire(),
         }
 
     @classmethod
@@ -158,6 +170,8 @@ class TransactionDecisions:
         for id, decision in (*found._open.items(), *found._closed.items()):
             if decision.ts:
                 found._committed.add(id[:2])
+        if (positions := wire.get("positions")) is not None:
+            found.positions = DecidedPositions.from_wire(positions)
         return found
 
 
@@ -166,6 +180,9 @@ def _id(wire: Any) -> TransactionId:
     return TransactionId(typed(producer, str), typed(pseq, int), typed(attempt, str))
 
 
-def decided(transaction: TransactionId, ts: int, channels: list[str], began: int) -> Event:
+def decided(
+    transaction: TransactionId, ts: int, channels: list[str], began: int, positions: PositionMoves | None = None
+) -> Event:
     """The event of a decision."""
-    return {"kind": DECIDE, "transaction": list(transaction), "ts": ts, "channels": channels, "began": began}
+    event: Event = {"kind": DECIDE, "transaction": list(transaction), "ts": ts, "channels": channels, "began": began}
+    return event if positions is None else {**event, "positions": positions.to_wire()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
 
 from ..log.wal import Append, From, GroupInfo
@@ -39,21 +40,30 @@ class Ack(NamedTuple):
 
 
 class GroupAcks(NamedTuple):
-    """What one member of a group has done, of several channels perhaps."""
+    """What one member of a group has done, of several channels perhaps. `tokens` are those of the fences under which a
+    transaction moves the position of each channel (`cluster/decided_positions.py`); without any, the log stores the
+    positions in one commit with the transaction."""
 
     group: str
     member: str
     acks: Sequence[Ack]
+    tokens: Mapping[str, int] = MappingProxyType({})
 
     def to_wire(self) -> list[object]:
         """As a request has it."""
-        return [self.group, self.member, [[*ack[:3], list(ack.ids), ack.metadata] for ack in self.acks]]
+        acks = [[*ack[:3], list(ack.ids), ack.metadata] for ack in self.acks]
+        return [self.group, self.member, acks, dict(self.tokens)]
 
     @classmethod
     def from_wire(cls, wire: Any) -> GroupAcks:
         """What `to_wire` has made. Raises one of `DECODE_ERRORS` for anything else."""
-        group, member, acks = wire
-        return cls(typed(group, str), typed(member, str), [Ack.from_wire(ack) for ack in _list(acks)])
+        group, member, wire_acks, tokens = wire
+        acks = [Ack.from_wire(ack) for ack in _list(wire_acks)]
+        named = cast("dict[Any, Any]", typed(tokens, dict))
+        known = {typed(channel, str): typed(token, int) for channel, token in named.items()}
+        if known and any(ack.channel not in known or not ack.upto or ack.metadata is None or ack.ids for ack in acks):
+            raise ValueError("an acknowledgement without a token, or one of single entries")
+        return cls(typed(group, str), typed(member, str), acks, known)
 
 
 @dataclass(frozen=True, slots=True)

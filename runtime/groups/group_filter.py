@@ -39,22 +39,27 @@ class GroupFilter(NamedTuple):
 
 class RecordState(NamedTuple):
     """What the metadata of a position holds: the reading state of `RecordMember` (b"": none has moved it), the group's
-    filter, and what the caller has stored."""
+    filter, what the caller has stored, and the token under which transactions may have moved the position further than
+    it is stored (0: none; `cluster/decided_positions.py`)."""
 
     read: bytes
     filter: GroupFilter
     own: bytes
+    token: int = 0
 
     @classmethod
     def of(cls, metadata: bytes) -> RecordState:
         """The parts of a position's metadata."""
         read, inside = unwrap(Layer.RECORDS, metadata)
-        part, own = unwrap(Layer.FILTER, inside)
-        return cls(read, _filter_in(part), own)
+        part, marked = unwrap(Layer.FILTER, inside)
+        token, own = unwrap(Layer.TRANSACTIONS, marked)
+        return cls(read, _filter_in(part), own, int.from_bytes(token, "big"))
 
     def to_metadata(self) -> bytes:
         """The metadata with these parts."""
-        return wrap(Layer.RECORDS, self.read, self.filter.to_layer(self.own) if self.read else self.own)
+        token = self.token.to_bytes((self.token.bit_length() + 7) // 8, "big")
+        marked = wrap(Layer.TRANSACTIONS, token, self.own)
+        return wrap(Layer.RECORDS, self.read, self.filter.to_layer(marked) if self.read else marked)
 
 
 def _filter_in(part: bytes) -> GroupFilter:

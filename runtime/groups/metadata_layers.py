@@ -18,6 +18,7 @@ class Layer(IntEnum):
     ATTEMPTS = 1
     RECORDS = 2
     FILTER = 3  # inside RECORDS: a Tidewal that knows no filters hands it on
+    TRANSACTIONS = 4  # inside FILTER
 
 
 def wrap(layer: Layer, part: bytes, inside: bytes) -> bytes:

@@ -97,11 +97,12 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("proxy", "cancel"): {**to_topic, "pseq": 2, "channel": "x", "message": bytes(20)},
         ("proxy", "commit"): {
             "parts": [["rows", "people", collection.id, 1, 8], ["messages", "t", 99, 1, 8]],
-            "acks": ["group", "member", [["channel", 1, b"id", [b"id"], b""]]],
+            "acks": ["group", "member", [["channel", 1, b"id", [], b""]], {"channel": 1}],
             "producer": "p",
             "pseq": 1,
             "deadline_s": 1.5,
         },
+        ("proxy", "fence_position"): {"group": "g", "channel": "x"},
         ("proxy", "flush"): name,
         ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
         ("streamingnode", "flush"): {"id": 99, **to},
