@@ -14,8 +14,18 @@ from typing import NamedTuple
 
 from ...runtime.arguments import checked
 from ...runtime.catalog.topics import Topic
-from ...runtime.errors import ChannelNotFound, Closed, Fenced, InvalidRequest, Moved, TidewalError, TopicNotFound
+from ...runtime.errors import (
+    ChannelNotFound,
+    Closed,
+    Fenced,
+    InvalidRequest,
+    Moved,
+    TidewalError,
+    TopicNotFound,
+    Unsupported,
+)
 from ...runtime.groups.coordinator_client import GroupAcks
+from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.record_member import RecordMember
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.following import moves_of
@@ -23,6 +33,7 @@ from ...runtime.log.names import Names
 from ...runtime.log.record import TagValue
 from ...runtime.log.wal import Append, Delivered, GroupMember, Wal
 from ...runtime.waiting import ended
+from .decided_positions import FencePosition, MemberPositions
 from .member_gate import CHECK_MAX_S, CHECK_S, MemberGate
 from .messages import TopicMessage, TopicPack, bytes_of
 from .replies import TopicReplies
@@ -73,6 +84,7 @@ class TopicMember(RecordMember):
         names: Names,
         join: Join,
         describe: Describe,
+        fence_position: FencePosition,
         where: str | None = None,
         retries: RetryTopics | None = None,
     ) -> None:
@@ -80,6 +92,8 @@ class TopicMember(RecordMember):
             [] if retries is None else retries.channels
         )  # what is there has passed the filter: only its copy has not
         letters, fences = names.group_dead_letters, dict(joined.fences)
+        self._positions = MemberPositions(fence_position)
+        self._decides = False  # whether nodes decide positions, though the log could store them in the commit
         super().__init__(wal, joined.member, dead_letters=letters, fences=fences, where=where, whole=whole)
         self._names, self._known_fences, self._describe = names, fences, describe
         self._join, self._moves = join, joined.moves
@@ -148,6 +162,7 @@ class TopicMember(RecordMember):
         self._known_fences.clear()
         self._known_fences.update(joined.fences)
         self._read_from(joined.member)
+        self._positions.forget()
         for topic in joined.topics:
             self._topics[topic.name] = topic
             self._place(topic)
@@ -192,7 +207,8 @@ class TopicMember(RecordMember):
         aside, so that other partitions go on while no node and no log answers."""
         self._reading = delivered.channel
         topic = self._topic_of(delivered.channel)
-        if topic is not None and self._gate.has_passed(topic, delivered.channel):
+        is_open = self._positions.is_open(delivered, self._member.metadata(delivered.channel))
+        if topic is not None and self._gate.has_passed(topic, delivered.channel) and not is_open:
             return True
         with suppress(Fenced):  # it has gone to another member
             self._member.pause(delivered)
@@ -205,11 +221,14 @@ class TopicMember(RecordMember):
     async def _hold(self, delivered: Delivered) -> None:
         """Give a partition back once it may be read: it is delivered anew then."""
         pause_s = CHECK_S
-        while delivered.channel in self._member.channels and not await self._passes(delivered.channel):
+        while delivered.channel in self._member.channels and not await self._may_be_read(delivered):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, CHECK_MAX_S)
         self._holding.pop(delivered.channel, None)
         self._member.redeliver(delivered)
+
+    async def _may_be_read(self, delivered: Delivered) -> bool:
+        return await self._passes(delivered.channel) and await self._positions.settle(self._member, delivered)
 
     async def _passes(self, channel: str) -> bool:
         topic = self._topic_of(channel)
@@ -236,6 +255,46 @@ class TopicMember(RecordMember):
     def _not_passed(self, silent: RecordPack) -> None:
         """The end of a partition may be in it, behind which no acknowledgement comes."""
         self._member.redeliver(silent.delivered)
+
+    # ---- acknowledging ----------------------------------------------------------------------------------------------
+
+    def check_atomic_acks(self) -> None:
+        """Where the log does not store positions in the commit of a transaction the nodes decide both together."""
+        if not isinstance(self._member, GroupConsumer):
+            super().check_atomic_acks()
+
+    @checked
+    async def commit_with(self, delivered: Sequence[RecordPack], store: Callable[[GroupAcks], Awaitable[None]]) -> None:
+        """`RecordMember.commit_with`. Where the log, or the door that is asked, does not store positions in the commit
+        of a transaction, they have tokens, and are decided with it."""
+        if self._wal.capabilities.atomic_acks and not self._decides:
+            try:
+                await super().commit_with(delivered, store)
+                return
+            except Unsupported:  # nothing is written: the door is in another process than the owner of the log
+                self._decides = True
+        tokens = {pack.channel: await self._token_of(pack) for pack in delivered}
+
+        async def decide(acks: GroupAcks) -> None:
+            try:
+                await store(acks._replace(tokens=tokens))
+            except Fenced as error:  # the member may have the channel yet: what was decided there is asked then
+                for pack in delivered:
+                    if pack.channel == error.fields.get("channel"):
+                        self.redeliver(pack)
+                raise
+            await self._positions.store(self._member, acks.acks)
+
+        await self._store(delivered, [], {}, store=decide)
+
+    async def _token_of(self, pack: RecordPack) -> int:
+        """The token under which transactions move the position in the channel of a pack."""
+        with self._fenced_by_moves(pack.channel):
+            return await self._positions.token(self._member, self._delivered(pack), self._mark)
+
+    async def _mark(self, delivered: Delivered, token: int) -> None:
+        await self._marks.set(delivered.channel, token)
+        await self._member.annotate(delivered, self._state(delivered.channel).to_metadata())
 
     @checked
     async def commit(

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...runtime.catalog.topics import Topic
+from ...runtime.cluster.decided_positions import DecidedPosition
 from ...runtime.errors import TidewalError, TopicEpochEnded, TopicExists, TopicNotFound
 from ...runtime.log.following import moves_of
 from ...runtime.log.names import Names
@@ -24,6 +25,7 @@ from .messages import Message, Partitioner, PlacedMessage, SendResult, pack_mess
 from .retry_topics import PARTITIONS_MAX, RetryTopics, retry_topic_name
 from .sender import Sending, TopicSender
 
+FENCE_DEADLINE_S = 10.0  # of one question about a position; who needs it asks again
 COPY_DEADLINE_S = 10.0  # of a copy for a retry topic; it is sent again under its number then
 
 
@@ -201,7 +203,12 @@ class TopicCalls:
             ack_timeout_s=ack_timeout_s,
         )
         describe = partial(self._with_fences, deadline_s=deadline_s)
-        return TopicMember(self._wal, await join(), self._names, join, describe, where, retries)
+        return TopicMember(self._wal, await join(), self._names, join, describe, self._fence_position, where, retries)
+
+    async def _fence_position(self, group: str, channel: str) -> DecidedPosition:
+        params = {"group": group, "channel": channel}
+        values = (await self._rpc.call("proxy", "fence_position", params, deadline_s=FENCE_DEADLINE_S)).values
+        return DecidedPosition(values["token"], "", values["decided"], values["upto"], values["metadata"])
 
     async def _join(
         self, names: Sequence[str], deadline_s: float, group: str, patterns: Sequence[str], **options: Any

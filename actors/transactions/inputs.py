@@ -36,7 +36,7 @@ class TransactionInputs:
 
     def add(self, member: TopicMember, delivered: RecordPack) -> None:
         """Add a pack. Raises `InvalidRequest` for what is none, for that of another member and over the limit, and
-        `Unsupported` where the log cannot store a position in the commit of a transaction."""
+        `Unsupported` for a member of which no position can be a part of a transaction."""
         check_member(member, TopicMember)
         if not isinstance(cast(object, delivered), RecordPack):
             raise InvalidRequest(

@@ -155,7 +155,7 @@ class Transaction:
         """Acknowledge a pack with the commit, as `RecordMember.acknowledge` does by itself: the group's position moves
         where the transaction is written, and only there. `member` is that of `Client.subscribe`, of the same log; a
         transaction takes up to 64 packs, of one member. Raises `InvalidRequest`, and `Unsupported` (`capability`
-        "atomic_acks") on a log that cannot do that."""
+        "atomic_acks") for a member of groups that an adapter has in a way of its own."""
         return self._add(self._add_input(member, delivered))
 
     def _add(self, adding: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None]:
@@ -199,9 +199,9 @@ class Transaction:
         """Write all of it, and return once it is durable; again it returns the same. Raises, with nothing written,
         what `Client.insert` and `Client.send` raise: `CollectionNotFound`, `TopicNotFound` and `InvalidRows` where one
         was dropped or changed since the client described it (begin anew: that describes it again), `Overloaded`, after
-        which it may be called again, and `Unsupported` where the log, or several nodes, cannot write all of it at once.
-        Where it acknowledges what a member got, it raises `Fenced`, with nothing written, once another member may have
-        that, and `InvalidRequest` where it was acknowledged before.
+        which it may be called again. Where it acknowledges what a member got, it raises `Fenced`, with nothing written,
+        once another member may have that, `InvalidRequest` where it was acknowledged before, and `Overloaded` (`limit`
+        "decided_positions") for positions of too many groups.
 
         After `DeadlineExceeded`, or an error with the field `outcome_unknown`, it may be written, all of it: called
         again the commit is the same write, so it happens once, and tells. Of a transaction of nothing but
@@ -259,10 +259,11 @@ class Transaction:
             raise
 
     async def _write_with_inputs(self) -> int:
-        """Write it for the first time; letters come before, in the same time. The write keeps its deadline itself."""
+        """Write it for the first time; letters and what a node is asked about positions come before, in the same time.
+        The write keeps its deadline itself."""
         over = DeadlineExceeded(
-            f"letters of bad records were not written within {self._deadline_s:g} s, and nothing of the transaction: "
-            "call `commit` again",
+            f"within {self._deadline_s:g} s letters of bad records were not written, or no node has fenced the group's "
+            "position, and nothing of the transaction is written: call `commit` again",
             outcome_unknown=False,
         )
         async with _limited(self._deadline_s, over) as limit:

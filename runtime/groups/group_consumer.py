@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WAIT_S = 20.0  # for how long one request for a new assignment may wait
 FIRST_PAUSE_S = 0.05  # between attempts to join again
 LAST_PAUSE_S = 1.0
+DECIDED_S = 5.0  # for which what is decided is waited for to be stored, too
 
 
 async def start_member(
@@ -249,6 +250,21 @@ class GroupConsumer:
             return []
 
         await self._committer.commit_once(steps, stored)
+
+    async def acknowledge_decided(self, acks: Sequence[Ack]) -> None:
+        """Store acknowledgements that are decided elsewhere. Where that fails the next one covers them, or the next
+        member with the channel asks how it was decided."""
+        with suppress(TidewalError, TimeoutError):
+            async with asyncio.timeout(DECIDED_S):
+                await self._coordinator.commit(self._group, self._id, acks, [])
+
+    async def go_on_behind(self, delivered: Delivered, upto: bytes | None, metadata: bytes) -> None:
+        """Store that all up to `upto` is done (None: says nothing), also where that lies behind what was delivered,
+        with `metadata`; the channel is delivered anew from there. Raises `Fenced`, and what storing raises."""
+        with self.acknowledging(delivered):
+            ack = Ack(delivered.channel, delivered.assignment_epoch, upto, (), metadata)
+            await self._coordinator.commit(self._group, self._id, [ack], [])
+        self.redeliver(delivered)
 
     def _steps(self, delivered: Sequence[Delivered], metadata: Mapping[str, bytes]) -> list[Step]:
         """What a commit of these batches stores, of each channel up to the last one of them."""

@@ -24,6 +24,7 @@ from .coordinator_client import GroupAcks
 from .group_consumer import GroupConsumer
 from .group_filter import GroupFilter, RecordState, check_group_filter, mismatch
 from .group_letters import GroupLetters
+from .position_marks import PositionMarks
 from .record_pack import RecordPack
 from .retry_policy import GROUP_DEAD_LETTERS
 
@@ -116,6 +117,7 @@ class RecordMember(AsyncIterator[RecordPack]):
             if self._filter is not None:
                 member.read_where(self._filter, self._whole)
         self._member = member
+        self._marks = PositionMarks()
         self._channels: dict[str, _Channel] = {}
         self._mismatch: GroupFilterMismatch | None = None
 
@@ -237,8 +239,9 @@ class RecordMember(AsyncIterator[RecordPack]):
     async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
         """`GroupMember.annotate`."""
         channel = of if isinstance(of, str) else of.channel
-        state = RecordState.of(self._member.metadata(channel))._replace(own=metadata)
-        await self._member.annotate(of if isinstance(of, str) else self._delivered(of), state.to_metadata())
+        async with self._marks.storing([channel]):
+            state = self._state(channel)._replace(own=metadata)
+            await self._member.annotate(of if isinstance(of, str) else self._delivered(of), state.to_metadata())
 
     @checked
     def metadata(self, channel: str) -> bytes:
@@ -259,6 +262,11 @@ class RecordMember(AsyncIterator[RecordPack]):
         if channel in self._channels:
             self._pause_if_full(self._channels[channel])
 
+    def _state(self, channel: str) -> RecordState:
+        """What is stored with the position in a channel, with the mark that is to be."""
+        state = RecordState.of(self._member.metadata(channel))
+        return state._replace(token=self._marks.of(channel, state.token))
+
     def _set_paused(self, name: str, paused: bool) -> None:
         if name in self._channels:
             self._channels[name].paused = paused
@@ -267,6 +275,7 @@ class RecordMember(AsyncIterator[RecordPack]):
     async def seek(self, channel: str, start: Start) -> None:
         """`GroupMember.seek`: the group begins anew there, with this member's filter."""
         await self._member.seek(channel, start)
+        self._marks.forget(channel)
         self._mismatch = None
 
     async def aclose(self) -> None:
@@ -321,6 +330,13 @@ class RecordMember(AsyncIterator[RecordPack]):
         if state.read and state.filter.where != self._where:
             self._mismatch = mismatch(self._member.group, delivered.channel, state.filter, self._where)
             raise self._mismatch
+        if state.token:
+            raise InvalidRequest(
+                f"transactions move the position of group {self._member.group} in {delivered.channel}, which a node "
+                "knows: read the topic with `Client.subscribe`",
+                channel=delivered.channel,
+            )
+        self._marks.forget(delivered.channel)
         term, cseq, time = _state_of(state.read)
         channel = _Channel(
             delivered.assignment_epoch,
@@ -389,7 +405,8 @@ class RecordMember(AsyncIterator[RecordPack]):
     ) -> list[bytes]:
         self._check_filter()
         bad = any(channel is not None and channel.bad for channel in map(self._channel_of, packs))
-        async with self._lettering if bad else nullcontext():  # of two that pass a bad record one has its letter
+        lettering = self._lettering if bad else nullcontext()  # of two that pass a bad record one has its letter
+        async with self._marks.storing({pack.channel for pack in packs}), lettering:
             covered = {
                 pack.channel: self._covered(pack) for pack in sorted(packs, key=lambda pack: pack.entries[-1].id)
             }
@@ -457,11 +474,12 @@ class RecordMember(AsyncIterator[RecordPack]):
         return left
 
     def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
-        state, channel = RecordState.of(self._member.metadata(pack.channel)), self._channel_of(pack)
+        state, channel = self._state(pack.channel), self._channel_of(pack)
         return RecordState(
             cast(bytes, msgpack.packb((*pack.owned, pack.end_ts))),
             state.filter if channel is None else channel.filter,
             state.own if own is None else own,
+            state.token,
         ).to_metadata()
 
     def _check_filter(self) -> None:

@@ -108,20 +108,21 @@ class Home:
         """`url` is that of the log, where brokers have it."""
         self.directory = directory
         self.log_directory = directory / "log"
-        self._url = url
+        self.url = url
         self.tables = directory / "tables"
         self.log = MemoryLog()
         self.memory = MemoryWal  # the class of the log on virtual time
         self.faults: FaultPlan | None = None
         self.segment_bytes = SEGMENT_BYTES
+        self.on_brokers = bool(url)
         self.virtual = isinstance(asyncio.get_running_loop(), VirtualLoop)
 
     async def wal(self) -> Wal:
         """Open the log."""
         if self.virtual:
             return self.memory(self.log, self.faults)
-        if self._url:
-            return await open_wal(self._url)
+        if self.url:
+            return await open_wal(self.url)
         return await RocksMQ.open(
             str(self.log_directory), segment_bytes=self.segment_bytes, free_space_bytes=0, serve=False
         )

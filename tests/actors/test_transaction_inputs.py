@@ -29,10 +29,36 @@ from tidewal.runtime.errors import (
     Unavailable,
     Unsupported,
 )
+from tidewal.runtime.groups.group_consumer import GroupConsumer
 from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.groups.retry_policy import RetryPolicy
+from tidewal.runtime.testing.memory import MemoryWal
 
 IN, OUT, PEOPLE = "in", "out", "people"
+
+
+class DecidingWal(MemoryWal):
+    """As brokers are: positions and appends are no commit, and the nodes decide what a transaction does of both."""
+
+    capabilities = replace(
+        MemoryWal.capabilities, atomic_acks=False, atomic_batches=False, one_node=False, one_machine=False
+    )
+
+
+@pytest.fixture(autouse=True, params=["decided", "one commit"])
+def commits(request: pytest.FixtureRequest) -> str:
+    """How the position of a group is a part of a transaction."""
+    if "home" in request.fixturenames:
+        home = request.getfixturevalue("home")
+        if request.param == "decided":
+            home.memory = DecidingWal
+            if not home.on_brokers:
+                home.url = f"file://{home.log_directory}"
+        elif home.on_brokers:
+            pytest.skip("brokers have no such commit")
+    elif request.param == "decided":
+        pytest.skip("the node has RocksMQ")
+    return request.param
 
 
 async def prepared(client: Client, home) -> None:
@@ -81,6 +107,7 @@ async def committed(client: Client, home, member: TopicMember, packs: Sequence[T
             await t.acknowledge(member, pack)
 
 
+@pytest.mark.every_log
 async def test_what_is_consumed_is_acknowledged_with_what_is_made_from_it(home) -> None:
     async with home.client() as client:
         await prepared(client, home)
@@ -123,6 +150,7 @@ async def test_what_is_rolled_back_acknowledges_nothing(home) -> None:
         assert await outputs(client) == (0, [])
 
 
+@pytest.mark.every_log
 async def test_a_member_that_lost_its_lease_between_body_and_commit_writes_nothing(home) -> None:
     """Schedule 6: the first member stops with a transaction that is filled, the second takes over, the first wakes."""
     async with home.node() as node, node.client() as client, node.client() as other:
@@ -146,6 +174,7 @@ async def test_a_member_that_lost_its_lease_between_body_and_commit_writes_nothi
         assert await outputs(client) == (1, [1])
 
 
+@pytest.mark.every_log
 async def test_the_commit_that_reaches_the_log_behind_the_hand_over_is_refused_there(home, monkeypatch) -> None:
     """Schedule 6, later: the member was right when it sent the commit, and is not any more when the owner has it."""
     async with home.node() as node, node.client() as client, node.client() as other:
@@ -167,9 +196,9 @@ async def test_the_commit_that_reaches_the_log_behind_the_hand_over_is_refused_t
         committing = asyncio.create_task(t.commit())
         await sent.wait()
         await stopped(node, first)
-        released.set()
         async with await other.subscribe(IN, "g") as second:
             taken = await anext(second)
+            released.set()
             with pytest.raises(Fenced) as caught:
                 await committing
             assert caught.value.fields["group"] == "g"
@@ -180,6 +209,7 @@ async def test_the_commit_that_reaches_the_log_behind_the_hand_over_is_refused_t
         assert await outputs(client) == (1, [1])
 
 
+@pytest.mark.every_log
 async def test_a_commit_of_unknown_outcome_is_told_and_not_delivered_again(home, monkeypatch) -> None:
     async with home.client() as client:
         await prepared(client, home)
@@ -240,6 +270,7 @@ async def test_a_refusal_for_now_leaves_the_input_to_the_transaction(home, monke
         assert await outputs(client) == (1, [1])
 
 
+@pytest.mark.every_log
 async def test_an_attempt_whose_ack_timeout_fires_as_it_commits_counts_once(home) -> None:
     """Schedule 7: the handler goes on over the end of its attempt, and commits: it is refused, the next one counts."""
     async with home.node() as node, node.client() as client:
@@ -271,7 +302,7 @@ async def test_an_attempt_whose_ack_timeout_fires_as_it_commits_counts_once(home
 
 
 async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatch) -> None:
-    async with home.node() as node, node.client() as client:
+    async with home.client() as client:
         await prepared(client, home)
         await client.send(IN, "1")
         async with await client.subscribe(IN, "g") as member, await client.subscribe(IN, "other") as other:
@@ -280,12 +311,11 @@ async def test_what_cannot_be_one_commit_is_refused_at_the_call(home, monkeypatc
             assert isinstance(await home.error_of(t.acknowledge(other, await anext(other))), InvalidRequest)
             monkeypatch.setattr(inputs, "PACKS_MAX", 1)
             assert isinstance(await home.error_of(t.acknowledge(member, pack)), InvalidRequest)
-            monkeypatch.setattr(member.wal, "capabilities", replace(node.wal.capabilities, atomic_acks=False))
-            for refused in (client.transaction().acknowledge(member, pack), t.commit()):
-                error = await home.error_of(refused)
+            with monkeypatch.context() as foreign:  # a group of another kind, as an adapter may have
+                foreign.setattr(member, "_member", object())
+                error = await home.error_of(client.transaction().acknowledge(member, pack))
                 assert isinstance(error, Unsupported)
                 assert error.capability == "atomic_acks"
-            monkeypatch.undo()
             await t.commit()
         assert await outputs(client) == (1, [1])
 
@@ -500,3 +530,27 @@ async def test_a_topic_that_grows_while_a_commit_is_under_way_is_read_on(home, m
             await committing
             got = await asyncio.wait_for(reading, 60)
             assert sorted(int(body) for each in got.values() for _, body in each) == [2, 3]
+
+
+@pytest.mark.every_log
+async def test_a_member_that_dies_behind_the_decision_leaves_the_next_one_what_comes_next(home, monkeypatch) -> None:
+    """Nothing was stored in its group by then: the next member asks how it was decided."""
+
+    async def nothing(*_) -> None:
+        pass
+
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await prepared(client, home)
+        await client.send(IN, "1")
+        first = await client.subscribe(IN, "g")
+        monkeypatch.setattr(GroupConsumer, "acknowledge_decided", nothing)
+        await committed(client, home, first, [await anext(first)])
+        await stopped(node, first)
+        monkeypatch.undo()
+        await client.send(IN, "2")
+        async with await other.subscribe(IN, "g") as second:
+            pack = await anext(second)
+            assert [int(bytes(each.body)) for each in pack.messages] == [2]
+            await committed(other, home, second, [pack])
+        await first.aclose()
+        assert await outputs(client) == (2, [1, 2])

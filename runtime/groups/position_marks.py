@@ -1,0 +1,43 @@
+"""Marks of positions that transactions may move: `PositionMarks`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+
+
+class PositionMarks:
+    """Which token of a fence (`cluster/decided_positions.py`) is to be stored with the positions of one member, by
+    channel. Each store of metadata has it from `set` on, and none that was made before comes behind that."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._storing = Counter[str]()
+        self._stored = asyncio.Event()
+
+    def of(self, channel: str, stored: int) -> int:
+        """The token to store now, where `stored` is, as far as the member knows."""
+        return self._tokens.get(channel, stored)
+
+    def forget(self, channel: str) -> None:
+        """Another assignment of the channel begins."""
+        self._tokens.pop(channel, None)
+
+    @asynccontextmanager
+    async def storing(self, channels: Collection[str]) -> AsyncGenerator[None]:
+        """The block makes metadata of these channels, and stores it."""
+        self._storing.update(channels)
+        try:
+            yield
+        finally:
+            self._storing.subtract(channels)
+            self._stored.set()
+            self._stored = asyncio.Event()
+
+    async def set(self, channel: str, token: int) -> None:
+        """Have `token` stored from now on; returns once all that was made before is."""
+        self._tokens[channel] = token
+        while self._storing[channel] > 0:
+            await self._stored.wait()
