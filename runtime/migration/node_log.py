@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..catalog.catalog import DROPPING, Catalog, Collection
 from ..catalog.stored_ids import IdIn, with_ids
+from ..cluster.decided_positions import cluster_with_ids
 from ..cluster.state import ClusterState
 from ..errors import CorruptLog, InvalidRequest, Unavailable, Unsupported
 from ..log.names import Names
@@ -212,7 +213,7 @@ def nothing_copied(latest_old: bytes) -> ChannelProof:
 
 
 CATALOG_KIND: StateKind[Catalog] = StateKind(Catalog, RecordType.CATALOG, True, with_ids)
-CLUSTER_KIND: StateKind[ClusterState] = StateKind(ClusterState, RecordType.CLUSTER, False, lambda snapshot, _: snapshot)
+CLUSTER_KIND: StateKind[ClusterState] = StateKind(ClusterState, RecordType.CLUSTER, False, cluster_with_ids)
 
 
 def _live(catalog: MovedState[Catalog] | None) -> Mapping[str, Collection]:
