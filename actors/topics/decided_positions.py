@@ -59,6 +59,19 @@ class MemberPositions:
             return False
         return True
 
+    async def settle_lost(self, member: GroupConsumer, at: Delivered, begin: bytes) -> bool:
+        """`settle`, where retention has removed what comes next behind the position `begin`. Returns whether
+        transactions have moved it, so that this is no loss. Raises what the node and storing raise."""
+        state = RecordState.of(member.metadata(at.channel))
+        if not self.is_open(at, state.to_metadata()):
+            return False
+        found = await self._fence(member.group, at.channel)
+        if found.decided != state.token or found.upto <= begin:
+            return False
+        settled = RecordState.of(found.metadata)._replace(token=0)
+        await member.go_on_behind(at, found.upto, settled.to_metadata())
+        return True
+
     async def token(self, member: GroupMember, delivered: Delivered, mark: Mark) -> int:
         """The token under which transactions may move the position, as long as this assignment lasts: fenced, and
         stored by `mark`, before the first one. Raises `Fenced`, and what the node and storing raise; no error says that

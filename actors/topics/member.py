@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -95,6 +96,7 @@ class TopicMember(RecordMember):
         self._positions = MemberPositions(fence_position)
         self._decides = False  # whether nodes decide positions, though the log could store them in the commit
         super().__init__(wal, joined.member, dead_letters=letters, fences=fences, where=where, whole=whole)
+        self._settle_lost()
         self._names, self._known_fences, self._describe = names, fences, describe
         self._join, self._moves = join, joined.moves
         self._topics = {topic.name: topic for topic in joined.topics}
@@ -163,6 +165,7 @@ class TopicMember(RecordMember):
         self._known_fences.update(joined.fences)
         self._read_from(joined.member)
         self._positions.forget()
+        self._settle_lost()
         for topic in joined.topics:
             self._topics[topic.name] = topic
             self._place(topic)
@@ -248,6 +251,11 @@ class TopicMember(RecordMember):
                 self._looked_s = now_s
                 await self._look()
         return self._topic_of(channel)
+
+    def _settle_lost(self) -> None:
+        """Have it looked up what transactions have done before anything is taken for lost."""
+        if isinstance(self._member, GroupConsumer):
+            self._member.on_lost = partial(self._positions.settle_lost, self._member)
 
     def _topic_of(self, channel: str) -> Topic | None:
         return self._topics[self._places[channel][0]] if channel in self._places else None

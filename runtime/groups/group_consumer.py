@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
 from prometheus_client import Counter
@@ -31,6 +31,10 @@ WAIT_S = 20.0  # for how long one request for a new assignment may wait
 FIRST_PAUSE_S = 0.05  # between attempts to join again
 LAST_PAUSE_S = 1.0
 DECIDED_S = 5.0  # for which what is decided is waited for to be stored, too
+
+OnLost: TypeAlias = Callable[[Delivered, bytes], Awaitable[bool]]
+"""Called where retention has removed what comes next in the channel of an (empty) delivery, whose epoch began at a
+position. Returns whether it has let the channel be delivered anew from elsewhere. The iteration raises its errors."""
 
 
 async def start_member(
@@ -93,6 +97,7 @@ class GroupConsumer:
         self._reset_to = reset_to
         self._session_timeout_s = session_timeout_s
         self._resets = resets
+        self.on_lost: OnLost | None = None
         self._where: RecordFilter | None = None
         self._whole: Collection[str] = ()  # channels that are read without it
         self._fetchers: dict[str, MemberFetcher] = {}
@@ -395,9 +400,14 @@ class GroupConsumer:
             fetcher.start_again()
             raise error
         self._ready.append(fetcher)
-        if not isinstance(error, PositionLost) or self._reset_to is None:
+        if not isinstance(error, PositionLost):
             raise error
         with suppress(Fenced):  # another member has the channel now
+            here = Delivered(fetcher.channel, (), fetcher.epoch)
+            if self.on_lost is not None and await self.on_lost(here, fetcher.begin):
+                return
+            if self._reset_to is None:
+                raise error
             await self._seek(fetcher, await self._after_loss(fetcher, error, self._reset_to))
             if self._resets is not None:
                 self._resets.inc()

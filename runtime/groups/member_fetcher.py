@@ -34,6 +34,7 @@ class MemberFetcher:
         self.channel = channel
         self.where: RecordFilter | None = where  # of the reading that starts next
         self.epoch: int = assigned.epoch
+        self.begin: bytes = assigned.acked_to  # the position with which the epoch began
         self.unacknowledged: Unacknowledged = Unacknowledged(assigned.acked_to)
         self.metadata: bytes = assigned.metadata  # of the position, as far as this member knows that it is stored
         self.acks_in_flight = 0

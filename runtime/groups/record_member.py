@@ -177,8 +177,9 @@ class RecordMember(AsyncIterator[RecordPack]):
         """Raise `Unsupported` where the log cannot store this member's acknowledgements in the commit of a write."""
         if not (self._wal.capabilities.atomic_acks and isinstance(self._member, GroupConsumer)):
             raise Unsupported(
-                f"{self._wal.name}:// stores no position of a group in the commit of a write (docs/backends.md says "
-                "which logs do): acknowledge after it, with keys that let you repeat it",
+                f"{self._wal.name}:// stores no position of this group in the commit of a write (docs/backends.md says "
+                "which logs do): `Client.subscribe` to a topic has it decided with a transaction, or acknowledge after "
+                "it, with keys that let you repeat it",
                 capability="atomic_acks",
             )
 

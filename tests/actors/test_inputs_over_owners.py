@@ -180,6 +180,26 @@ async def test_what_a_group_goes_back_to_is_transformed_again(nodes: Nodes, monk
         assert await results(client, 1) == Counter([0, 0])
 
 
+@pytest.mark.parametrize("reset_to", [None, From.EARLIEST])
+async def test_what_was_done_and_removed_is_no_loss(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, reset_to: From | None
+) -> None:
+    """Retention removes a part of what was decided and not stored: nothing of the rest comes again."""
+    async with deciding(nodes, "one") as client, deciding(nodes, "two") as other:
+        await prepared(nodes, client, 1)
+        forget_to_store(monkeypatch)
+        first = await client.subscribe(IN, GROUP)
+        pack = await anext(first)
+        await commit(client, first, pack)
+        await client.send(IN, "1")
+        await commit(client, first, await anext(first))
+        await first.aclose()
+        await client.send(IN, "2")
+        await client._wal.truncate(pack.channel, pack.entries[-1].id)
+        async with await other.subscribe(IN, GROUP, reset_to=reset_to) as second:
+            assert numbers(await anext(second)) == [2]
+
+
 async def test_a_member_without_a_node_does_not_read_what_transactions_move(nodes: Nodes) -> None:
     async with deciding(nodes, "one") as client:
         await prepared(nodes, client, 1)
