@@ -21,8 +21,9 @@ from tidewal.actors.topics.member import TopicMember
 from tidewal.actors.topics.messages import TopicPack
 from tidewal.actors.transactions.transaction import Transaction
 from tidewal.runtime.cluster import decided_positions
-from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, Overloaded, TidewalError
+from tidewal.runtime.errors import ChannelNotFound, Fenced, InvalidRequest, Overloaded, TidewalError, Unavailable
 from tidewal.runtime.groups.group_consumer import GroupConsumer
+from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
 from tidewal.runtime.groups.record_member import RecordMember
 from tidewal.runtime.log.wal import From
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
@@ -334,6 +335,34 @@ class Transformers:
                 self._end_session(self.rng.choice(self.members))
 
 
+def store_seldom(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GroupConsumer.acknowledge_decided
+
+    async def seldom(self, acks) -> None:
+        if rng.random() < 0.5:
+            await store(self, acks)
+
+    monkeypatch.setattr(GroupConsumer, "acknowledge_decided", seldom)
+
+
+def fail_to_store(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the members store much is lost, or its answer, as where the group's coordinator dies, and all of its
+    members have to join again."""
+    store = LocalCoordinatorClient.commit
+
+    async def failing(self, group, member, acks, outputs) -> list[bytes]:
+        if group == GROUP and rng.random() < 0.15:
+            raise Unavailable("the coordinator is gone", outcome_unknown=rng.random() < 0.5)
+        ids = await store(self, group, member, acks, outputs)
+        if group == GROUP and rng.random() < 0.15:
+            for each in list(self._coordinator._groups[GROUP].members):
+                self._coordinator.leave(GROUP, each)
+            raise Unavailable("the coordinator is gone", outcome_unknown=True)
+        return ids
+
+    monkeypatch.setattr(LocalCoordinatorClient, "commit", failing)
+
+
 async def send(client: Client, nodes: Nodes, inputs: int) -> None:
     for number in range(inputs):
         await client.send(IN, f"{number}", key=f"{number}", deadline_s=120)
@@ -354,19 +383,15 @@ async def results(client: Client, inputs: int) -> Counter[int]:
 
 
 @pytest.mark.long  # a dozen lives of whole nodes
-@pytest.mark.parametrize("stores", [True, False], ids=["positions are stored", "positions are forgotten"])
+@pytest.mark.parametrize("trouble", ["none", "members die behind decisions", "the coordinator fails"])
 async def test_each_input_counts_once_over_kills_of_nodes_and_lost_members(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, stores: bool
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     """Schedules 3, 6 and 7, at random."""
-    if not stores:
-        store = GroupConsumer.acknowledge_decided
-
-        async def seldom(self, acks) -> None:
-            if nodes.rng.random() < 0.5:
-                await store(self, acks)
-
-        monkeypatch.setattr(GroupConsumer, "acknowledge_decided", seldom)
+    if trouble == "members die behind decisions":
+        store_seldom(nodes.rng, monkeypatch)
+    elif trouble == "the coordinator fails":
+        fail_to_store(nodes.rng, monkeypatch)
     for name in "abc":
         await nodes.start(name)
     inputs, work = 150, Transformers(nodes)
