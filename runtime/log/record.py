@@ -36,7 +36,9 @@ NOT_A_RECORD = ("length", "frame", "checksum")  # reasons of `BadRecord` for byt
 _PREFIX = struct.Struct("<2sBBIQ")
 _HEADER_FIELDS = 12
 _unpack_prefix, _digest = _PREFIX.unpack_from, xxhash.xxh3_64_intdigest
-_unpack_claim = struct.Struct(f">{len(MAGIC)}s{_PREFIX.size - len(MAGIC)}xBBH").unpack_from  # how a header of msgpack begins
+_unpack_claim = struct.Struct(
+    f">{len(MAGIC)}s{_PREFIX.size - len(MAGIC)}xBBH"
+).unpack_from  # how a header of msgpack begins
 _FIELDS_OF_HEADER, _UINT16 = 0x90 | _HEADER_FIELDS, 0xCD  # of msgpack
 _unpackb = cast("Callable[..., tuple[Any, ...]]", msgpack.unpackb)
 DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
