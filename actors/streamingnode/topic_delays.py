@@ -125,7 +125,6 @@ class TopicDelays:
 
     async def _keep(self, message: DelayedMessage, reason: str) -> None:
         """Keep what its partition does not take, in the dead letters."""
-        assert message.record is not None
         channel, ts = self._node.names.dead_letters, self._node.clock.now()
         letter = delayed_letter(message.channel, message.id, message.record, reason, ts, LETTER_BODY_BYTES)
         await self._node.wal.append_many([Append(channel, letter, ts)])

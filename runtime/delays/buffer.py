@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from typing import Final, NamedTuple
+from typing import Final
 
 from .delayed import DelayedId, DelayedMessage
+from .pending import DelayedPlace, Pending, Stored, pending_of
 
 BUFFER_BYTES: Final = 64 * 1024 * 1024
-OVERHEAD_BYTES: Final = 1024  # what a message costs beside its body, so that empty ones are bounded, too
-
-
-class DelayedPlace(NamedTuple):
-    """Of a record in the delay channel."""
-
-    id: bytes
-    term: int
-    cseq: int
-
-
-class Pending(NamedTuple):
-    """A message, or its cancellation, where it was read last."""
-
-    message: DelayedMessage
-    place: DelayedPlace
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        record = self.message.record
-        return OVERHEAD_BYTES + len(record.body) if record is not None else OVERHEAD_BYTES
 
 
 class DelayBuffer:
@@ -63,14 +42,18 @@ class DelayBuffer:
     @property
     def exhausted(self) -> bool:
         """Whether nothing is left to hand out, and something was left out: another pass tells what is next."""
-        return self.horizon is not None and self.next_due_ms is None
+        return self.horizon is not None and self._next() is None
 
     @property
     def next_due_ms(self) -> int | None:
         """When the first is due by the wall clock; None where the buffer is empty."""
+        following = self._next()
+        return following.due_ms if following is not None else None
+
+    def _next(self) -> Pending | None:
         while self._order and self._order[0] not in self._pending:
             heapq.heappop(self._order)
-        return self._pending[self._order[0]].message.due_ms if self._order else None
+        return self._pending[self._order[0]] if self._order else None
 
     @property
     def first_place(self) -> DelayedPlace | None:
@@ -78,28 +61,25 @@ class DelayBuffer:
         places = [pending.place for pending in self._pending.values()]
         return min(places if self.left_out is None else [*places, self.left_out], default=None)
 
-    def add(self, pending: Pending) -> None:
-        """Take in what was read, each in the channel's order."""
-        id = pending.message.id
+    def add(self, stored: Stored, place: DelayedPlace) -> None:
+        """Take in what was read at `place`, each in the channel's order."""
+        id, channel, _ = stored
         known = self._pending.get(id)
-        if id <= self.done:
-            return
-        if known is not None:
-            self._replace(id, known, pending)
-        elif self.horizon is not None and id >= self.horizon:
-            self._leave_out(pending)
-        else:
-            self._pending[id] = pending
-            self.bytes += pending.size
+        if known is None:
+            if id <= self.done:
+                return
+            if self.horizon is not None and id >= self.horizon:
+                self._leave_out(place)
+                return
             heapq.heappush(self._order, id)
-            if self.bytes > self._limit:
-                self._shrink()
-
-    def _replace(self, id: bytes, known: Pending, pending: Pending) -> None:
-        if known.message.record is None and pending.message.record is not None:
+        elif channel and not known.channel:
             return  # cancelled, and a copy of the message from before that
-        self._pending[id] = pending
-        self.bytes += pending.size - known.size
+        else:
+            self.bytes -= known.size
+        pending = self._pending[id] = pending_of(stored, place)
+        self.bytes += pending.size
+        if self.bytes > self._limit:
+            self._shrink()
 
     def _shrink(self) -> None:
         """Leave out the half that is due last, of what is not handed out, until the rest fits."""
@@ -109,12 +89,13 @@ class DelayBuffer:
             for id in ids[len(kept) :]:
                 pending = self._pending.pop(id)
                 self.bytes -= pending.size
-                self._leave_out(pending)
+                self._leave_out(pending.place)
                 self.horizon = id if self.horizon is None else min(self.horizon, id)
             self._order = kept
 
-    def _leave_out(self, pending: Pending) -> None:
-        self.left_out = pending.place if self.left_out is None else min(self.left_out, pending.place)
+    def _leave_out(self, place: DelayedPlace) -> None:
+        if self.left_out is None or place < self.left_out:
+            self.left_out = place
 
     def hand_out(self, upto: int, wall_ms: int, count: int, size: int) -> list[DelayedMessage]:
         """The first messages with an effective due time at or below `upto`, up to the first one that is not due by the
@@ -126,7 +107,8 @@ class DelayBuffer:
         while order and order[0] < end and len(found) < count and size > 0:
             id = order[0]
             pending = get(id)
-            if pending is not None and pending.message.due_ms > wall_ms:
+            message = pending.message() if pending is not None else None
+            if message is not None and message.due_ms > wall_ms:
                 break
             heapq.heappop(order)
             if pending is None:
@@ -134,8 +116,8 @@ class DelayBuffer:
             handed_out.append(id)
             taken = pending.size
             self.bytes -= taken  # what is on its way makes no room by leaving out what comes next
-            if pending.message.record is not None:
-                found.append(pending.message)
+            if message is not None:
+                found.append(message)
                 size -= taken
         return found
 
@@ -146,14 +128,15 @@ class DelayBuffer:
         self.done = max([self.done, *self._handed_out[-1:]])
         self._handed_out = []
 
-    def batches(self, count: int, size: int) -> list[list[DelayedMessage]]:
-        """What is pending, in batches of at most `count`, which end once they have `size` bytes."""
-        batches: list[list[DelayedMessage]] = []
-        left = 0
+    def batches(self, count: int, size: int) -> list[list[Pending]]:
+        """What is pending, in batches of one channel and at most `count`, which end once they have `size` bytes."""
+        batches: list[list[Pending]] = []
+        growing: dict[str, tuple[list[Pending], int]] = {}  # the batch of each channel, and how many bytes it takes yet
         for pending in self._pending.values():
-            if left <= 0 or len(batches[-1]) >= count:
-                batches.append([])
-                left = size
-            batches[-1].append(pending.message)
-            left -= pending.size
+            batch, left = growing.get(pending.channel, (list[Pending](), 0))
+            if left <= 0 or len(batch) >= count:
+                batch, left = list[Pending](), size
+                batches.append(batch)
+            batch.append(pending)
+            growing[pending.channel] = batch, left - pending.size
         return batches

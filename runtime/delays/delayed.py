@@ -8,6 +8,7 @@ released: whatever is stored from now on comes behind all that was due by now.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from datetime import datetime
 from math import ceil
 from typing import Final, NamedTuple, cast
@@ -15,8 +16,8 @@ from typing import Final, NamedTuple, cast
 from ..arguments import checked
 from ..clock import compose, physical_ms, to_timestamp
 from ..errors import BadRecord, InvalidRequest
-from ..log.record import Record, RecordType, Tags, TagValue, make_record
-from ..log.wal import ChannelPolicy
+from ..log.record import BatchPart, Record, RecordType, Tags, TagValue, make_record
+from ..log.wal import ChannelPolicy, Payload
 from ..ownership.batch import OWNERS_TAGS, recorded_source
 
 DELAY_MAX_MS: Final = 366 * 24 * 3600 * 1000
@@ -24,11 +25,10 @@ DELAYABLE: Final = frozenset({RecordType.ROWS, RecordType.MESSAGE})
 ROOM_BYTES: Final = 1024  # for what a message bears in its channel beside what it bears in the delay channel
 CHANNEL, DUE = "tidewal.channel", "tidewal.due"  # tags of a delayed message, for which channel it is, and when, in ms
 KIND = "tidewal.kind"  # tag: the record's type in its channel, where that is not ROWS
-ID, AT = "tidewal.id", "tidewal.at"  # tags of what is written again: a message's id, a cancellation's first timestamp
 
 _ID = struct.Struct(">QQI")
 _KINDS = {None: RecordType.ROWS, **{int(each): each for each in DELAYABLE}}  # by the tag
-_OWN_TAGS = frozenset({CHANNEL, DUE, KIND, ID, *OWNERS_TAGS})  # which the message in its channel does not have
+_OWN_TAGS = frozenset({CHANNEL, DUE, KIND, *OWNERS_TAGS})  # which the message in its channel does not have
 
 
 class DelayedId(NamedTuple):
@@ -57,14 +57,12 @@ class DelayedId(NamedTuple):
 
 
 class DelayedMessage(NamedTuple):
-    """A message that is due later, as it will be in `channel`, not before the wall clock is at `due_ms`; without a
-    record it was cancelled."""
+    """A message that is due later, as it will be in `channel`, not before the wall clock is at `due_ms`."""
 
     id: bytes
     channel: str
-    record: Record | None
-    due_ms: int = 0
-    cancelled: int = 0  # at which timestamp
+    record: Record
+    due_ms: int
 
 
 def due_ms(deliver_at: datetime | None, deliver_after_s: float | None, now_ms: int) -> int:
@@ -114,23 +112,20 @@ def delayed_record(channel: str, record: Record, due_ms: int) -> Record:
     data."""
     if record.type not in DELAYABLE:
         raise InvalidRequest(f"a record of type {record.type.name} cannot be delayed: only ROWS and MESSAGE can")
-    return _delayed(record, {**_users_tags(record), CHANNEL: channel, DUE: due_ms})
-
-
-def _delayed(record: Record, tags: dict[str, TagValue]) -> Record:
+    tags: dict[str, TagValue] = {**_users_tags(record), CHANNEL: channel, DUE: due_ms}
     if record.type is not RecordType.ROWS:
         tags[KIND] = int(record.type)
-    return _with_tags(record, RecordType.DELAYED, tags)
+    return _with_tags(record, RecordType.DELAYED, tags, record.body)
 
 
 def _users_tags(record: Record) -> dict[str, TagValue]:
     return {name: value for name, value in record.tags.items() if name not in _OWN_TAGS}
 
 
-def _with_tags(record: Record, kind: RecordType, tags: Tags) -> Record:
+def _with_tags(record: Record, kind: RecordType, tags: Tags, body: Payload) -> Record:
     """A record with the content of `record`, and nothing of its stamps: it may be one that was read."""
     return make_record(
-        kind, 0, 0, 0, "", 0, None, record.vchannel, record.key, tags, record.trace, record.schema_version, record.body
+        kind, 0, 0, 0, "", 0, None, record.vchannel, record.key, tags, record.trace, record.schema_version, body
     )
 
 
@@ -140,39 +135,49 @@ def cancellation(id: bytes) -> Record:
     return Record(RecordType.CANCELLED, key=id)
 
 
-def rewritten(message: DelayedMessage) -> Record:
-    """The record of a delay channel that says the same of `message` as those before, under the same id."""
-    if message.record is None:
-        return Record(RecordType.CANCELLED, key=message.id, tags={AT: message.cancelled})
-    tags = {**message.record.tags, CHANNEL: message.channel, DUE: message.due_ms, ID: message.id}
-    return _delayed(message.record, tags)
-
-
-def read_delayed(record: Record) -> DelayedMessage | None:
-    """What a record of a delay channel says: a message, or that it is cancelled. None for other records, and for a
-    cancellation that came too late. Raises `BadRecord`."""
-    if record.type is RecordType.CANCELLED:
-        return _read_cancellation(record)
-    if record.type is not RecordType.DELAYED:
-        return None
-    tag = record.tags.get
-    id, channel, due, kind = tag(ID), tag(CHANNEL), tag(DUE), _KINDS.get(cast("int | None", tag(KIND)))
-    if not isinstance(channel, str) or not isinstance(due, int) or kind is None:
+def delayed_place(record: Record) -> tuple[bytes, str] | None:
+    """The id of the message that a record of a delay channel is, or cancels, and its channel, "" for a cancellation.
+    None for other records, and for a cancellation that came too late. Raises `BadRecord`."""
+    if record.type is RecordType.DELAYED:
+        tag = record.tags.get
+        channel, due, kind = tag(CHANNEL), tag(DUE), tag(KIND)
+        if type(channel) is str and channel and type(due) is int and kind in _KINDS:
+            ts, part = record.ts, record.part
+            # as `DelayedId.of` has it
+            return _ID.pack(max(compose(due), ts), ts, 0 if part is None else part.number), channel
         raise BadRecord("a delayed message without its channel, its due time or its type", reason="header")
-    if not isinstance(id, bytes):
-        ts, part = record.ts, record.part
-        id = _ID.pack(max(compose(due), ts), ts, 0 if part is None else part.number)  # as `DelayedId.of` has it
-    return DelayedMessage(id, channel, _with_tags(record, kind, _users_tags(record)), due)
+    if record.type is not RecordType.CANCELLED:
+        return None
+    id = bytes(record.key)
+    if len(id) != _ID.size:
+        raise BadRecord("a cancellation without the id of a message", reason="header")
+    return (id, "") if record.ts < DelayedId.from_bytes(id).due else None
+
+
+def read_delayed(record: Record) -> DelayedMessage:
+    """The message that a record of a delay channel is. Raises `BadRecord`, also for one that is none."""
+    found = delayed_place(record)
+    if found is None or not found[1]:
+        raise BadRecord("no delayed message", reason="header")
+    return message_of(*found, record)
+
+
+def message_of(id: bytes, channel: str, record: Record) -> DelayedMessage:
+    """The message that a record is whose `delayed_place` is `id` and `channel`. It has a copy of the body: no view of
+    the MiBs that were read at once, which would stay in memory as a whole."""
+    tags = record.tags
+    kind, due = _KINDS[cast("int | None", tags.get(KIND))], cast(int, tags[DUE])
+    return DelayedMessage(id, channel, _with_tags(record, kind, _users_tags(record), bytes(record.body)), due)
+
+
+def as_stored(message: DelayedMessage) -> Record:
+    """The record of a delay channel that says the same of `message`, under its id, as the one that was stored."""
+    _, ts, number = DelayedId.from_bytes(message.id)
+    delayed, part = delayed_record(message.channel, message.record, message.due_ms), BatchPart(ts, number, number + 1)
+    return replace(delayed, ts=ts, part=part if number else None)
 
 
 def due_of(record: Record) -> int:
     """The timestamp at which a record was due that a delay channel has released; 0 of any other."""
     source = recorded_source(record)
     return DelayedId.from_bytes(source[1]).due if source is not None and len(source[1]) == _ID.size else 0
-
-
-def _read_cancellation(record: Record) -> DelayedMessage | None:
-    id, at = bytes(record.key), record.tags.get(AT, record.ts)
-    if len(id) != _ID.size or not isinstance(at, int):
-        raise BadRecord("a cancellation without the id of a message", reason="header")
-    return DelayedMessage(id, "", None, cancelled=at) if at < DelayedId.from_bytes(id).due else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from .buffer import DelayedPlace
+from .pending import DelayedPlace
 
 _FIXED = struct.Struct(">QQ20sQQ")
 _NONE = bytes(20)

@@ -25,12 +25,14 @@ from ..ownership.producers import ProducerTable
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
 from ..waiting import ended
-from .buffer import OVERHEAD_BYTES, DelayBuffer, DelayedPlace, Pending
-from .delayed import DelayedMessage, read_delayed, rewritten
+from .buffer import DelayBuffer
+from .delayed import DelayedMessage
 from .head import DelayHead
+from .pending import OVERHEAD_BYTES, DelayedPlace, Pending, Stored, page_of, read_stored
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
 RELEASED_BYTES: Final = 4 * 1024 * 1024  # about: below what every log takes at once
+PAGE_BYTES: Final = 1024 * 1024  # about: of a page; where a channel takes less of a record, it gets halves of it
 LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
 LEAST_S: Final = 0.005  # between two looks, where log time is behind the wall clock
 FIRST_PAUSE_S: Final = 0.05
@@ -103,7 +105,7 @@ class Releaser:
         self._read_bytes = 0  # since what is pending was written again
         self._moved = asyncio.Event()  # more was read
         self._copied_from = self._place
-        self._copies: list[list[DelayedMessage]] = []  # to be written again, of what is pending there
+        self._copies: list[list[Pending]] = []  # to be written again, of what is pending there
 
     def _head(self) -> DelayHead | None:
         return DelayHead.from_bytes(self._owner.source_offset(self._source + HEAD, self._channel))
@@ -164,22 +166,21 @@ class Releaser:
             # from its middle a batch cannot be read again by a process that begins there
             if record.part is None or record.part.number == 0:
                 self._place = DelayedPlace(record.id, record.term, record.cseq)
-            message = self._message_of(record)
-            if message is None:
-                continue
-            upto = released.get(message.channel)
-            if upto is None:
-                upto = released[message.channel] = self._owner.source_offset(self._source, message.channel)
-            if message.id > upto:
-                self._buffer.add(Pending(message, self._place))
+            for stored in self._stored_in(record):
+                id, channel, _ = stored
+                upto = released.get(channel)
+                if upto is None:
+                    upto = released[channel] = self._owner.source_offset(self._source, channel)
+                if id > upto:
+                    self._buffer.add(stored, self._place)
 
-    def _message_of(self, record: Record) -> DelayedMessage | None:
+    def _stored_in(self, record: Record) -> Sequence[Stored]:
         """What the record says, where its owner has written it."""
         try:
-            return read_delayed(record) if record.term else None
+            return read_stored(record) if record.term else ()
         except BadRecord as error:
             _log.error("a record of %s cannot be read: %s", self._channel, error)
-            return None
+            return ()
 
     def _bad(self, channel: str, entry: Entry, error: BadRecord) -> None:
         _log.error("an entry of %s cannot be read: %s", channel, error)
@@ -244,7 +245,7 @@ class Releaser:
         if not self._known(channel):
             raise ChannelNotFound(f"{channel} is no channel of this owner any more", channel=channel)
         after = self._owner.source_offset(self._source, channel)
-        records = [(each.id, each.record) for each in messages if each.record is not None]
+        records = [(each.id, each.record) for each in messages]
         await self._owner.append_from(self._source, channel, records, after=after)
 
     # ---- what is needed no more -------------------------------------------------------------------------------------
@@ -282,17 +283,19 @@ class Releaser:
         share = REWRITE_SHARE if self._buffer.horizon is None else 1
         if not self._copies and self._read_bytes >= max(least, share * self._buffer.bytes):
             self._copied_from = self._place
-            self._copies = self._buffer.batches(RELEASED_AT_ONCE, RELEASED_BYTES)
+            self._copies = self._buffer.batches(RELEASED_AT_ONCE, PAGE_BYTES)
             if not self._copies:
                 await self._end_copying()
 
     async def _copy(self) -> None:
-        records = [(self._channel, rewritten(each)) for each in self._copies.pop()]
+        batch = self._copies.pop()
         try:
-            await self._patiently(lambda: self._owner.append(records))
-        except MessageTooLarge:  # with its id it is a little larger: then all stay where they are
-            self._copies, self._read_bytes = [], 0
-            return
+            await self._patiently(lambda: self._owner.append([(self._channel, page_of(batch))]))
+        except MessageTooLarge:
+            if len(batch) == 1:  # in a page it is a little larger: then all stay where they are
+                self._copies, self._read_bytes = [], 0
+                return
+            self._copies += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
         if not self._copies:
             await self._end_copying()
 

@@ -81,6 +81,7 @@ class RecordType(IntEnum):
     EPOCH_BEGIN = 1019  # the first record of a partition that follows others: its body names their EPOCH_ENDs
     PREPARE = 1020  # what a transaction over several pchannels will write here, once it is decided
     ABORT = 1021  # that transaction will write nothing here
+    DELAYED_PAGE = 1022  # many records of those that are DELAYED, or CANCELLED, once more
 
 
 _TYPES = {int(each): each for each in RecordType}  # `RecordType(kind)` takes ten times as long

@@ -34,6 +34,7 @@ HOLDING_IDS = frozenset(
         RecordType.PRODUCERS,
         RecordType.DELAYED,
         RecordType.CANCELLED,
+        RecordType.DELAYED_PAGE,
         RecordType.STATE,
         RecordType.LEDGER,
         RecordType.DEAD_LETTER,

@@ -16,7 +16,9 @@ from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
 from ..ownership.producers import without_sources
 from .channel_copy import movable_entry
 
-_WITHOUT_IDS = frozenset({RecordType.DELAYED, RecordType.CANCELLED})  # ids of delayed messages are no ids of the log
+_WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
+    {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
+)
 
 
 def node_entry(channel: str, entry: Entry) -> Entry:

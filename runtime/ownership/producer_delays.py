@@ -95,7 +95,6 @@ class ProducerDelays:
         """Keep what its channel does not take, in the dead letters."""
         with suppress(ChannelExists):
             await self._wal.create_channel(self._letters, _LETTERS_POLICY)
-        assert message.record is not None
         ts = self._clock.now()
         letter = delayed_letter(message.channel, message.id, message.record, reason, ts)
         await self._wal.append_many([Append(self._letters, letter, ts)])

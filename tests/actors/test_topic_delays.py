@@ -68,7 +68,7 @@ async def test_messages_of_one_call_are_due_together_each_with_an_id_of_its_own(
     async with home.client() as client:
         await client.create_topic("t", 4)
         due = (
-            datetime.now(UTC) + timedelta(seconds=1) if not home.virtual else _virtual_now(home) + timedelta(seconds=1)
+            datetime.now(UTC) + timedelta(seconds=4) if not home.virtual else _virtual_now(home) + timedelta(seconds=1)
         )
         messages = [Message(f"{number}", key=f"{number % 7}") for number in range(70)]
         sent = await client.send("t", messages, deliver_at=due)

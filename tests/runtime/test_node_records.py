@@ -13,7 +13,8 @@ from tidewal.runtime.migration.node_records import node_entry
 from tidewal.runtime.ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source, sourced
 from tidewal.runtime.ownership.producers import BatchOutcome, ProducerTable
 
-ALLOWED = {RecordType.PRODUCERS, RecordType.DELAYED, RecordType.CANCELLED, RecordType.DEAD_LETTER}
+DELAYS = {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
+ALLOWED = {RecordType.PRODUCERS, RecordType.DEAD_LETTER} | DELAYS
 
 
 def moved(record: Record | bytes) -> bytes:
@@ -42,7 +43,7 @@ def test_what_holds_no_ids_stays_as_it_is(type: RecordType) -> None:
     assert moved(record) == encode(record)
 
 
-@pytest.mark.parametrize("type", [RecordType.DELAYED, RecordType.CANCELLED])
+@pytest.mark.parametrize("type", sorted(DELAYS))
 def test_ids_of_delayed_messages_are_none_of_the_log(type: RecordType) -> None:
     assert moved(Record(type, body=b"body")) == encode(Record(type, body=b"body"))
 
