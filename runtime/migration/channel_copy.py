@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..errors import PositionLost, TidewalError, Unsupported
 from ..log.dead_letters import moved_letter
 from ..log.record import RecordType, claimed_type, record_type
-from ..log.wal import Append, ChannelInfo, Entry, FromId, Wal
+from ..log.wal import Append, ChannelInfo, Entry, FromId, Payload, Wal
 from ..loop_bridge import promise
 from ..streams.stream_base import reading
 
@@ -79,8 +79,7 @@ async def unchecked() -> None:
 def movable_entry(channel: str, entry: Entry) -> Entry:
     """An entry as another log is to have it: a `Rewrite`. A dead letter says from then on that the id of its entry is
     of an earlier log. Raises `Unsupported` as `check_movable` does for the other records that hold ids."""
-    claimed = claimed_type(entry.payload)
-    if claimed is not None and claimed not in HOLDING_IDS:
+    if holds_no_ids(entry.payload):
         return entry
     if record_type(entry.payload) is RecordType.DEAD_LETTER:
         return entry._replace(payload=moved_letter(entry.payload))
@@ -158,6 +157,12 @@ async def _gathered(batches: AsyncIterator[Sequence[Entry]], skipped: int) -> As
         skipped -= min(skipped, len(entries))
     if gathered:
         yield gathered
+
+
+def holds_no_ids(payload: Payload) -> bool:
+    """Whether that is sure at a glance: it is of nearly all entries."""
+    claimed = claimed_type(payload)
+    return claimed is not None and claimed not in HOLDING_IDS
 
 
 def check_movable(channel: str, entry: Entry) -> None:

@@ -14,7 +14,7 @@ from ..log.record import RecordType, Tags, decode, encode, record_type
 from ..log.wal import Entry
 from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
 from ..ownership.producers import without_sources
-from .channel_copy import movable_entry
+from .channel_copy import holds_no_ids, movable_entry
 
 _WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
     {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
@@ -24,6 +24,8 @@ _WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
 def node_entry(channel: str, entry: Entry) -> Entry:
     """An entry of a channel that nodes own, as another log is to have it: a `Rewrite`. Raises `Unsupported` for what
     holds ids and cannot be migrated."""
+    if holds_no_ids(entry.payload):
+        return entry
     kind = record_type(entry.payload)
     if kind is RecordType.PRODUCERS:
         return entry._replace(payload=_without_heads(entry.payload))
