@@ -57,6 +57,11 @@ class MigrationPhase(StrEnum):
     RESERVED = "reserved"  # it is to be the target of a migration; whatever it has is not of that one
     PENDING = "pending"  # it is the target, was empty when it was reserved, and has not everything yet
 
+    @property
+    def in_use(self) -> bool:
+        """Whether programs may write to the log."""
+        return self in (MigrationPhase.OPEN, MigrationPhase.PREPARING)
+
 
 _FOLLOWING = {  # which phases follow one, of the same run
     MigrationPhase.PREPARING: (MigrationPhase.MIGRATING, MigrationPhase.CANCELLING),
@@ -153,7 +158,14 @@ class MigrationStates:
             self._begin_anew()
 
     async def _read_from(self, first: bytes, upto: bytes) -> bool:
-        """Take the entries from `first` to `upto`. Whether these go on from what was read before."""
+        """Take the entries from `first` to `upto`. Whether these go on from what was read before, and are there: the
+        channel may be dropped meanwhile."""
+        try:
+            return await self._take_all(first, upto)
+        except ChannelNotFound:
+            return False
+
+    async def _take_all(self, first: bytes, upto: bytes) -> bool:
         batches = self._wal.read(MIGRATION_CHANNEL, FromId(first, inclusive=True))
         known = self._last
         async with aclosing(cast("AsyncGenerator[Sequence[Entry], None]", batches)):
