@@ -137,6 +137,16 @@ class NodeLog:
         positions = await table_positions(old, names.insert_events, tables, catalog.state.collections, live)
         return cls(names, catalog, cluster, positions)
 
+    @property
+    def names(self) -> Names:
+        """The names of the cluster's channels."""
+        return self._names
+
+    @property
+    def cluster(self) -> ClusterState | None:
+        """The members; None where there are none yet."""
+        return None if self._cluster is None else self._cluster.state
+
     def ids(self, channel: str) -> Set[bytes]:
         """The ids of a channel that the states and the tables hold."""
         return self._ids.get(channel, frozenset())
@@ -283,6 +293,5 @@ def _checked(state: MovedState[State]) -> MovedState[State]:
 def _check_no_members(cluster: ClusterState) -> None:
     if cluster.members:
         raise Unavailable(
-            f"nodes belong to the cluster of this log: {', '.join(sorted(cluster.members))}. Stop them, each with time "
-            "to leave; one that was killed leaves when it is started and stopped once more"
+            f"nodes belong to the cluster of this log: {', '.join(sorted(cluster.members))}, and have not left it"
         )

@@ -1,0 +1,99 @@
+"""The migration of a log that several processes write to, while nodes and clients use it.
+
+It is copied and compared beside them (`prepare`). Then it says `migrating`, by which nodes stop their roles and clients
+their members of groups, each by itself (`runtime/log/migration_watch.py`). When all have left, or their leases have
+ended, `migrate` does the rest, and they go on with the new log; where that fails, with the old one again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..clock import Clock
+from ..errors import CorruptLog, InvalidRequest, PositionLost, TidewalError, Unavailable
+from ..log.migration_state import MigrationPhase, migration_state
+from ..log.wal import Wal
+from .beginning import LOOKS, check_source
+from .group_positions import idle_groups
+from .lease_watch import LeaseWatch
+from .migration import MigrationProof, OnProgress, migrate
+from .migration_run import SETTLE_S
+from .node_log import NodeLog
+from .node_tables import NodeTables
+from .preparation import LOOK_S, begin_switch, end_switch, prepare
+
+LEAVE_S = 120.0  # for nodes and members to leave, until the old log is in use again
+
+
+async def migrate_in_use(
+    old: Wal,
+    new: Wal,
+    old_url: str,
+    new_url: str,
+    *,
+    tables: NodeTables | None = None,
+    on_progress: OnProgress = lambda _: None,
+    settle_s: float = SETTLE_S,
+    leave_s: float = LEAVE_S,
+    clock: Clock | None = None,
+) -> MigrationProof:
+    """Migrate `old` to `new` while nodes and clients use `old`, or go on with that where an earlier call ended. Each
+    stops for what is left, and goes on with `new`. The parameters are those of `migrate`; what uses `old` has `leave_s`
+    seconds to leave it, and `clock` gives records their time.
+
+    Raises what `prepare` and `migrate` do, and `Unavailable`, which names who has not left. After an error `old` is in
+    use again, unless it is migrated; this may be called again, or be taken back. Killed in between, what uses `old`
+    waits for that."""
+    await check_source(old, new_url)
+    leases = LeaseWatch(old, clock)
+    await leases.look()
+    phase, compared = (await migration_state(old)).phase, None
+    if phase.in_use:
+        compared = await prepare(old, new, old_url, new_url, tables=tables, on_progress=on_progress, settle_s=settle_s)
+        await leases.over()  # those of before, while all goes on
+    try:
+        if phase.in_use:
+            await begin_switch(old, new)
+        if phase.in_use or phase is MigrationPhase.MIGRATING:
+            await _until_left(old, tables, leases, on_progress, leave_s)
+        return await migrate(
+            old,
+            new,
+            old_url,
+            new_url,
+            tables=tables,
+            on_progress=on_progress,
+            settle_s=settle_s,
+            compared=compared,
+        )
+    except (TidewalError, asyncio.CancelledError):
+        if await end_switch(old, new):
+            on_progress("the old log is in use again")
+        raise
+
+
+async def _until_left(
+    old: Wal, tables: NodeTables | None, leases: LeaseWatch, on_progress: OnProgress, leave_s: float
+) -> None:
+    """Wait until no node and no member of a group uses `old`, and nothing rests on the lease of a node. Raises
+    `Unavailable` where one has not left after `leave_s` seconds."""
+    loop = asyncio.get_running_loop()
+    until, said, looks = loop.time() + leave_s, "", LOOKS
+    while True:
+        try:
+            await leases.end_silent()
+            await NodeLog.read(old, tables)
+            await idle_groups(old)
+            break
+        except Unavailable as error:
+            if error.message != said:
+                on_progress(error.message)
+            said = error.message
+            if loop.time() >= until:
+                raise Unavailable(f"{error.message}. That was waited for {leave_s:g} s") from error
+        except (InvalidRequest, CorruptLog, PositionLost):  # it may have been read in the midst of a node's last writes
+            looks -= 1
+            if not looks:
+                raise
+        await asyncio.sleep(LOOK_S)
+    await leases.over()
