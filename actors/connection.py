@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,13 +13,14 @@ from typing import TYPE_CHECKING
 from ..runtime.arguments import checked
 from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.config.settings import Settings
-from ..runtime.errors import DeadlineExceeded, InvalidRequest, Moved, TidewalError, Unavailable
-from ..runtime.log.following import FollowingWal
+from ..runtime.errors import DeadlineExceeded, InvalidRequest, TidewalError, Unavailable
 from ..runtime.log.opening import open_wal
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.start_command import LOG_FOLDER, start_command
 from ..runtime.log.wal import Wal
 from .client import Client
+from .followed_log import FollowedLog
+from .open_logs import SettingsOpener
 
 CONNECT_DEADLINE_S = 10.0
 CLOSE_WAL_S = 0.2  # how long leaving waits for a log that does not answer: what it has to finish then goes on beside
@@ -93,10 +93,10 @@ async def _connected(where: str | Path, settings: Settings | None, deadline_s: f
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(deadline_s):
-                wal = await _open(str(where), settings)
-                following = FollowingWal(wal, partial(_open_next, settings))
-                client = _ConnectedClient(following, prefix=settings.msg_channel.chan_name_prefix.cluster)
+                log = FollowedLog(*await _open(str(where), settings), SettingsOpener(settings, None, owns=False))
+                client = _ConnectedClient(log.following, prefix=settings.msg_channel.chan_name_prefix.cluster)
                 stack.push_async_callback(client.close)
+                stack.push_async_callback(log.stop)
                 await client.__aenter__()
                 await client.ready(deadline_s=deadline_s)
         except (TimeoutError, DeadlineExceeded):
@@ -108,9 +108,9 @@ async def _connected(where: str | Path, settings: Settings | None, deadline_s: f
         yield client
 
 
-async def _open(where: str, settings: Settings) -> Wal:
-    """The log at `where`, for which the caller bounds the wait. A directory is looked at anew all the while: a node may
-    only now make it, and the log in it."""
+async def _open(where: str, settings: Settings) -> tuple[str, Wal]:
+    """The log at `where`, with its URL. The caller bounds the wait. A directory is looked at anew all the while: a node
+    may only now make it, and the log in it."""
     while True:
         url = url_of(where)
         opening = asyncio.create_task(open_wal(url, own=False, **wal_options(settings, url)))
@@ -118,7 +118,7 @@ async def _open(where: str, settings: Settings) -> Wal:
             while not opening.done() and url_of(where) == url:
                 await asyncio.wait([opening], timeout=None if url == where else LOOK_S)
             if opening.done():
-                return await opening
+                return url, await opening
         except Unavailable:
             if url == where:
                 raise
@@ -127,16 +127,6 @@ async def _open(where: str, settings: Settings) -> Wal:
             await _abandon(opening)
             raise
         await _abandon(opening)
-
-
-async def _open_next(settings: Settings, moved: Moved) -> Wal:
-    """The log that has taken the place of one that was migrated, perhaps more than once."""
-    while True:
-        url = moved.url or ""
-        try:
-            return await open_wal(url, own=False, **wal_options(settings, url))
-        except Moved as further:
-            moved = further
 
 
 async def _abandon(opening: asyncio.Task[Wal]) -> None:

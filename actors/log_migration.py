@@ -46,8 +46,9 @@ class MovingNode(Protocol):
         """Stop all roles, and leave the cluster: nothing of the node uses the log any more."""
         ...
 
-    async def start_roles(self, wal: Wal) -> None:
-        """Start them on the log `wal`. Raises what entering the node raises."""
+    async def start_roles(self, wal: Wal) -> bool:
+        """Start them on the log `wal`. Returns False, with none started, where that is in use no more. Raises what
+        entering the node raises."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -153,10 +154,16 @@ class LogMigration:
                 " or stop it and migrate the log then",
                 capability="migration",
             )
+        if self._logs.opener.written_by_several(self._logs.url):
+            raise Unsupported(
+                f"{self._logs.wal.name}:// is written to by several processes: the command `tidewal migrate` migrates "
+                "it, and nodes and clients go over to the new log by themselves",
+                capability="migration",
+            )
         if not self._logs.opener.owned_by_one(self._logs.url):
             raise Unsupported(
-                f"{self._logs.wal.name}:// is written to by several processes, and is migrated while none uses it: "
-                "stop all nodes and programs, then type the command again",
+                f"{self._logs.wal.name}:// may be opened on another machine, and is migrated while none uses it: stop "
+                "all nodes and programs, then type the command",
                 capability="migration",
             )
         return self._logs

@@ -27,6 +27,7 @@ from .local_owner import LocalOwner
 
 if TYPE_CHECKING:
     from .log_migration import LogMigration
+    from .shared_log_migration import SharedLogMigration
 
 Result = TypeVar("Result")
 
@@ -68,7 +69,7 @@ class Node:
     the pchannels may be that are owned elsewhere. `before_leaving` is what the end of the node waits for, by role,
     while all goes on. The `dispatchers` read the pchannels for all collections. Requests to nodes that have addresses
     go by `connections`, which are made over `network`, TCP by default. `log_migration` is what operators ask to have
-    the log of this process migrated.
+    the log of this process migrated; by `shared_migration` it goes along where a command migrates one that several use.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Node:
     )
     network: Network | None = None
     log_migration: LogMigration | None = None
+    shared_migration: SharedLogMigration | None = None
     dispatchers: Dispatchers = field(init=False)
     connections: NodeConnections = field(init=False)
 
@@ -106,7 +108,7 @@ class Node:
     @property
     def is_moving(self) -> bool:
         """Whether the roles of this process are about to stop, and go on with another log."""
-        return self.log_migration is not None and self.log_migration.switching
+        return any(each is not None and each.switching for each in (self.log_migration, self.shared_migration))
 
     @property
     def incarnation(self) -> str:

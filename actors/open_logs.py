@@ -37,11 +37,15 @@ class LogOpener(Protocol):
         """Whether one process of one machine owns the log at `url`, so that no other writes to it but through that."""
         ...
 
+    def written_by_several(self, url: str) -> bool:
+        """Whether several processes write to the log at `url`, and none of them owns it."""
+        ...
+
 
 class SettingsOpener:
     """Opens logs with the settings of this process, which have the credentials."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, *, owns: bool) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None, *, owns: bool) -> None:
         """`owns`: whether the node owns the log that it works on, where one process does."""
         self._settings, self._metrics, self._owns = settings, metrics, owns
 
@@ -64,6 +68,10 @@ class SettingsOpener:
         capabilities = find_backend(url).capabilities()
         return capabilities.one_node and capabilities.one_machine
 
+    def written_by_several(self, url: str) -> bool:
+        """`LogOpener.written_by_several`."""
+        return not find_backend(url).capabilities().one_node
+
 
 class OpenLogs:
     """The log at `url` that a node works on, `wal`, and those that it was moved from, which say so to others."""
@@ -80,6 +88,10 @@ class OpenLogs:
         await self.wal.close()
         self.wal = await self.opener.open_alone(self.url)
         return self.wal
+
+    def use(self, url: str, wal: Wal) -> None:
+        """Go on with the log at `url`, which is open; the one before is closed."""
+        self.url, self.wal = url, wal
 
     async def in_use_again(self) -> Wal:
         """Close the log, and open it as nodes do."""

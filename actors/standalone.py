@@ -55,6 +55,7 @@ from .open_logs import OpenLogs, SettingsOpener
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
+from .shared_log_migration import SharedLogMigration, open_logs
 from .streamingnode import StreamingNode
 
 T = TypeVar("T")
@@ -123,6 +124,7 @@ class Standalone:
         self._roles = _roles_named(roles)
         self._tables, self._blocking, self._network = open_tables(tables), blocking, network
         self._migration = LogMigration(_Moving(self), logs, MovedTables(self._tables, blocking))
+        self._shared_migration = SharedLogMigration(_Moving(self), logs)
         self.node: Node = self._node_on(wal, predecessor)
         self._on_incarnation = on_incarnation
         self._following: FollowingWal | None = None  # the log, for clients of this process
@@ -133,7 +135,7 @@ class Standalone:
         self._system: ActorSystem | None = None
         self._failure: asyncio.Future[BaseException] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._phase: Literal["starting", "running", "moving", "draining"] = "starting"
+        self._phase: Literal["starting", "running", "migrating", "draining"] = "starting"
 
     def _node_on(self, wal: Wal, predecessor: str = "") -> Node:
         """A new incarnation of the node, which works on `wal`."""
@@ -161,6 +163,7 @@ class Standalone:
             self._blocking,
             network=self._network,
             log_migration=self._migration,
+            shared_migration=self._shared_migration,
         )
         cluster.reports[UNREADABLE] = lambda: sorted({name for _, name in list(node.unreadable)}) or None
         cluster.reports[UNREACHABLE] = node.connections.unreachable
@@ -180,14 +183,17 @@ class Standalone:
                 stack.callback(sys.setswitchinterval, sys.getswitchinterval())
                 sys.setswitchinterval(interval_ms / 1000)
             stack.push_async_callback(self._stop_roles)
-            await self._start_roles()
+            if not await self._start_roles():
+                await self._shared_migration.go_along()
             self._stack = stack.pop_all()
         _log.info("node %s is ready", self.node.name)
         self._phase = "running"
+        self._shared_migration.begin()
         return self
 
-    async def _start_roles(self) -> None:
-        """Become a member of the cluster of the log, and start the roles."""
+    async def _start_roles(self) -> bool:
+        """Become a member of the cluster of the log, and start the roles. Returns False, with none started, where the
+        log is in use no more."""
         actor = self.node.settings.actor
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.node.cluster.close)
@@ -209,12 +215,15 @@ class Standalone:
             reads_tables = not {DataNode, QueryNode}.isdisjoint(self._roles)
             tables = await self.node.blocking(self.node.tables.identity) if reads_tables else ""
             await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
+            if await self._shared_migration.has_left():
+                return False
             for role in self._roles:
                 await system.spawn(partial(role, self.node), name=role.role)
             self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
             stack.push_async_callback(ended, self._watching)
             await self._ready()
             self._running = stack.pop_all()
+        return True
 
     async def _stop_roles(self) -> None:
         """Stop the roles, and leave the cluster."""
@@ -224,21 +233,24 @@ class Standalone:
     async def _leave_log(self) -> None:
         """Stop the roles, for the log is about to be closed. An error of one is logged: it has stopped all the same."""
         assert self._following is not None
-        self._phase = "moving"
+        self._phase = "migrating"
         self._following.leave()
         try:
             await self._stop_roles()
         except Exception:
             _log.exception("the roles of %s have stopped, not all of them in order", self.node.name)
 
-    async def _go_on_with(self, wal: Wal) -> None:
-        """Start the roles on another log, or on the same one again."""
+    async def _go_on_with(self, wal: Wal) -> bool:
+        """Start the roles on another log, or on the same one again, as `_start_roles` does."""
         assert self._following is not None
         self.node = self._node_on(wal)
         self._on_incarnation(self.node.incarnation)
         self._following.arrive(wal)
-        await self._start_roles()
+        if not await self._start_roles():
+            return False
         self._phase = "running"
+        self._shared_migration.begin()  # it may be another kind of log
+        return True
 
     async def _watch(self, system: ActorSystem) -> None:
         escalation = await system.failed
@@ -279,9 +291,10 @@ class Standalone:
     async def close(self) -> None:
         """Drain and stop all roles: what was accepted is durable, and a later start continues from the directory. A
         migration of the log is waited for where the roles are stopped for it; else it ends, and may be gone on with."""
-        if self._phase not in ("running", "moving"):
+        if self._phase not in ("running", "migrating"):
             return
         await self._migration.stop()
+        await self._shared_migration.stop()
         if self._phase == "running":
             await self._drain()
         self._phase = "draining"
@@ -437,7 +450,7 @@ async def standalone(
     url = await log_url(home, settings, wal=wal)
     owns = StreamingNode.role in roles
     opener = SettingsOpener(settings, metrics, owns=owns)
-    logs = OpenLogs(opener, url, await opener.open(url))
+    logs = await open_logs(opener, url, settings, metrics)
     options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles, "logs": logs}
     try:
         with incarnation_file(home / (f"node-{quote(name, safe='')}.lock" if name else "node.lock")) as file:
@@ -483,8 +496,8 @@ class _Moving:
     async def stop_roles(self) -> None:
         await self._node._leave_log()  # pyright: ignore[reportPrivateUsage] -- a part of it
 
-    async def start_roles(self, wal: Wal) -> None:
-        await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
+    async def start_roles(self, wal: Wal) -> bool:
+        return await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
 
     def fail(self, error: BaseException) -> None:
         self._node._fail(error)  # pyright: ignore[reportPrivateUsage]

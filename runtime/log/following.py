@@ -63,11 +63,13 @@ class FollowingWal:
         self._wal = wal
         self.name: str = wal.name
         self.capabilities: Capabilities = wal.capabilities
+        self._failure: TidewalError | None = None
 
     def leave(self) -> None:
         """The log is about to be closed, and another one, or the same again, arrives."""
         if self._arrived.is_set():
             self._arrived.clear()
+            self._failure = None
             self.moves += 1
 
     def arrive(self, wal: Wal) -> None:
@@ -75,8 +77,15 @@ class FollowingWal:
         self._use(wal)
         self._arrived.set()
 
+    def fail(self, error: TidewalError) -> None:
+        """No log arrives for now: calls raise `error` until one does, or the log is left again."""
+        self._failure = error
+        self._arrived.set()
+
     async def _present(self) -> Wal:
         await self._arrived.wait()
+        if self._failure is not None:
+            raise self._failure
         return self._wal
 
     def _has_left(self, wal: Wal) -> bool:
@@ -170,6 +179,8 @@ class FollowingWal:
 
         if not self._arrived.is_set():
             raise _left()
+        if self._failure is not None:
+            raise self._failure
         try:
             submit(wal, told)
         except (Moved, Closed) as error:

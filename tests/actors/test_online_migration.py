@@ -70,6 +70,9 @@ class MemoryOpener:
     def owned_by_one(self, url: str) -> bool:
         return True
 
+    def written_by_several(self, url: str) -> bool:
+        return False
+
     async def phase(self, url: str) -> MigrationPhase:
         return (await migration_state(MemoryWal(self.logs[url]))).phase
 

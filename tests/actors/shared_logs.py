@@ -1,0 +1,151 @@
+"""Nodes and clients on logs that several processes write to, as on brokers, which can open others by URL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.actors.conftest import in_place
+from tests.actors.nodes import NodeProcess, Nodes
+from tidewal.actors.client import Client
+from tidewal.actors.datanode.moved_tables import MovedTables
+from tidewal.actors.followed_log import FollowedLog
+from tidewal.actors.open_logs import OpenLogs
+from tidewal.actors.shared_log_migration import open_logs
+from tidewal.actors.standalone import Standalone
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import ConfigError, TidewalError
+from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
+from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.metrics.metrics import Metrics
+from tidewal.runtime.migration.migration import MigrationProof, cancel_migration
+from tidewal.runtime.migration.shared_migration import migrate_in_use
+from tidewal.runtime.tables.table_store import open_tables
+from tidewal.runtime.testing.faults import FaultPlan
+from tidewal.runtime.testing.memory import MemoryLog
+from tidewal.runtime.testing.simulation.process import SimulatedProcess
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
+
+OLD, NEW = "memory://old", "memory://new"
+
+
+class FarSharedWal(SimulatedWal):
+    """A log whose ids are far above those of others: one of these that is not translated lies before all."""
+
+    def submit(self, entries: Sequence[Any], done: Any) -> None:
+        for entry in entries:
+            channel = self.log.channels.get(entry.channel)
+            if channel is not None and channel.end == 1:
+                channel.first = 1_000
+        super().submit(entries, done)
+
+
+class SharedOpener:
+    """Opens logs in memory for one process, by URL; those in `unknown` it has no settings for."""
+
+    _kind = SimulatedWal
+
+    def __init__(self, nodes: SharedNodes, each: NodeProcess | None = None) -> None:
+        self._nodes, self._each = nodes, each
+        self.unknown: set[str] = set()
+
+    async def open(self, url: str) -> Wal:
+        wal = await self.open_alone(url)
+        await check_in_use(wal, url)
+        return wal
+
+    async def open_alone(self, url: str) -> Wal:
+        if url in self.unknown:
+            raise ConfigError(f"no credentials for {url}", key="wal")
+        process = self._each.process if self._each else SimulatedProcess()
+        cut, deaf = (self._each.cut, self._each.deaf) if self._each else (set[str](), set[str]())
+        return self._kind(self._nodes.log_at(url), FaultPlan(1), process, self._nodes.log_faults, cut, deaf)
+
+    async def keep(self, url: str) -> Wal:
+        return await self.open_alone(url)
+
+    def owned_by_one(self, url: str) -> bool:
+        return False
+
+    def written_by_several(self, url: str) -> bool:
+        return True
+
+
+class CommandOpener(SharedOpener):
+    """Opens logs for a command: what it copies has ids in the new log that are far above those in the old one."""
+
+    _kind = FarSharedWal
+
+
+class SharedNodes(Nodes):
+    """The processes of one cluster, whose log may be migrated: `logs` are those there are, by URL."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        super().__init__(directory, rng, SimulatedWal)
+        self.logs: dict[str, MemoryLog] = {OLD: self.log}
+        self.unknown: dict[str, set[str]] = {}  # by node: logs that it has no settings for
+        self.opener = SharedOpener(self)
+
+    async def _run(self, each: NodeProcess, roles: Sequence[str], predecessor: str) -> None:
+        opener = SharedOpener(self, each)
+        opener.unknown = self.unknown.get(each.name, set())
+        settings = self.settings.get(each.name) or Settings()
+        options: dict[str, Any] = {"clock": each.clock, "threads": False, "blocking": in_place, "name": each.name}
+        options |= {"predecessor": predecessor, "settings": settings, "network": self.network.of(each.process)}
+        logs: OpenLogs | None = None
+        try:
+            logs = await open_logs(opener, await self.configured(), settings, Metrics(each.name))
+            async with Standalone(logs.wal, self._directory / "tables", roles=roles, logs=logs, **options) as node:
+                each.started = node
+                each.ready.set()
+                failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(each.leaving.wait())
+                await asyncio.wait([failed, leaving], return_when=asyncio.FIRST_COMPLETED)
+                leaving.cancel()
+                each.error = failed.result() if failed.done() else None
+                failed.cancel()
+        except TidewalError as error:  # it has not started
+            each.error = error
+        finally:
+            each.ended.set()
+
+    @contextlib.asynccontextmanager
+    async def client(self, name: str = "client", unknown: Iterable[str] = ()) -> AsyncIterator[Client]:
+        opener = SharedOpener(self)
+        opener.unknown = set(unknown)
+        url = await self.configured()
+        log = FollowedLog(url, await opener.open(url), opener)
+        try:
+            async with Client(log.following, prefix="by-dev", name=f"{name}-{next(self._clients)}") as client:
+                yield client
+        finally:
+            await log.stop()
+            await log.following.close()
+
+    async def configured(self) -> str:
+        """The log that its operator lets nodes and clients begin with: the new one once it is in use."""
+        is_over = await self.phase() is MigrationPhase.MIGRATED and await self.phase(NEW) is MigrationPhase.OPEN
+        return NEW if is_over else OLD
+
+    async def phase(self, url: str = OLD) -> MigrationPhase:
+        return (await migration_state(await self.opener.open_alone(url))).phase
+
+    def tables_of_nodes(self) -> MovedTables:
+        return MovedTables(open_tables(self._directory / "tables"), in_place)
+
+    def log_at(self, url: str) -> MemoryLog:
+        return self.logs.setdefault(url, MemoryLog())
+
+    async def migrate(self, said: list[str] | None = None, opener: Any = None, **options: Any) -> MigrationProof:
+        """What the command does, which opens the logs by `opener`."""
+        opener = opener or CommandOpener(self)
+        old, new = await opener.open_alone(OLD), await opener.open_alone(NEW)
+        tables, on_progress = self.tables_of_nodes(), (said if said is not None else []).append
+        clock = self.loop.clock
+        return await migrate_in_use(old, new, OLD, NEW, tables=tables, on_progress=on_progress, clock=clock, **options)
+
+    async def cancel(self) -> None:
+        await cancel_migration(await self.opener.open_alone(OLD), await self.opener.open_alone(NEW), NEW)

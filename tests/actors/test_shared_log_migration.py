@@ -1,0 +1,235 @@
+"""A log that several nodes write to is migrated while they run: nodes and clients go on with the new one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.actors.conftest import PEOPLE, people
+from tests.actors.nodes import Traffic
+from tests.actors.shared_logs import NEW, OLD, SharedNodes
+from tests.actors.test_online_migration import KEYS, Reader, send_all
+from tidewal.actors.cluster_member import ClusterMember
+from tidewal.actors.shared_log_migration import SharedLogMigration
+from tidewal.runtime.errors import Moved, Unavailable
+from tidewal.runtime.log.migration_state import MigrationPhase
+from tidewal.runtime.migration.node_log import NodeLog
+from tidewal.runtime.testing.clock import until
+
+pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
+
+
+@pytest.fixture
+async def nodes(home, tmp_path: Path, rng: random.Random) -> AsyncIterator[SharedNodes]:
+    nodes = SharedNodes(tmp_path, rng)
+    yield nodes
+    await nodes.stop()
+
+
+async def test_nodes_and_clients_go_on_with_the_new_log(nodes: SharedNodes) -> None:
+    for name in "abc":
+        await nodes.start(name)
+    before = {name: each.node.node.incarnation for name, each in nodes.running.items()}
+    traffic, said = Traffic(nodes), list[str]()
+    async with traffic.running():
+        await asyncio.sleep(2)
+        await nodes.migrate(said)
+        acknowledged, asked = traffic.acknowledged, traffic.questions
+        await asyncio.sleep(5)
+        assert traffic.acknowledged > acknowledged + 20
+        assert traffic.questions > asked + 5
+    print(said, traffic.longest_s, traffic.longest_question_s)
+    assert await nodes.phase() is MigrationPhase.MIGRATED
+    assert len(set(nodes.owners().values())) == 3
+    for name, each in nodes.running.items():
+        assert each.error is None
+        assert each.node.node.incarnation != before[name]
+        assert each.node.health().ok
+    await traffic.check()
+    at = {url: {name: channel.end for name, channel in nodes.logs[url].channels.items()} for url in (OLD, NEW)}
+    await asyncio.sleep(10)
+    assert at[OLD] == {name: channel.end for name, channel in nodes.logs[OLD].channels.items()}
+
+
+async def test_a_node_that_does_not_leave_keeps_all_on_the_old_log(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of an earlier version does, which looks at nothing."""
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedLogMigration, "begin", lambda _: None)
+        await nodes.start("a")
+    await nodes.start("b")
+    traffic = Traffic(nodes)
+    async with traffic.running():
+        await asyncio.sleep(1)
+        with pytest.raises(
+            Unavailable, match=r"nodes belong to the cluster of this log: a-\w+, and have not left it\. .* 20 s"
+        ):
+            await nodes.migrate(leave_s=20)
+        assert await nodes.phase() is MigrationPhase.PREPARING
+        acknowledged = traffic.acknowledged
+        await asyncio.sleep(5)
+        assert traffic.acknowledged > acknowledged + 20
+        await nodes.cancel()
+        assert await nodes.phase() is MigrationPhase.OPEN
+        assert not nodes.logs[NEW].channels
+    await traffic.check()
+
+
+async def test_a_node_that_is_killed_before_it_has_left_is_evicted_and_waited_for(nodes: SharedNodes) -> None:
+    for name in "abc":
+        await nodes.start(name)
+    traffic, said = Traffic(nodes), list[str]()
+    async with traffic.running():
+        await asyncio.sleep(1)
+        nodes.running["b"].process.paused = True  # it renews nothing, and says nothing
+        await asyncio.sleep(0.5)
+        migrating = asyncio.create_task(nodes.migrate(said))
+        await until(lambda: any("nodes belong" in line for line in said))
+        await nodes.kill("b")
+        await migrating
+        await asyncio.sleep(5)
+    await traffic.check()
+    assert any("b-" in line for line in said), said
+
+
+async def test_a_node_that_is_started_meanwhile_waits(nodes: SharedNodes) -> None:
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1, 2))
+        migrating = asyncio.create_task(nodes.migrate())
+        while await nodes.phase() is not MigrationPhase.MIGRATING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        late = await nodes.start("late", wait=False)
+        await migrating
+        await asyncio.wait_for(late.ready.wait(), 60)
+        assert late.error is None
+        assert await client.count("people", consistency="strong") == 2
+        await until(lambda: {each.node.wal.log for each in nodes.running.values()} == {nodes.logs[NEW]})
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+async def test_a_node_that_joins_as_the_log_is_left_takes_nothing(
+    nodes: SharedNodes, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log was in use when the node opened it: it must not work on a log that the command finds unused."""
+    await nodes.start("a")
+    opening = ClusterMember.open
+    joining, go = asyncio.Event(), asyncio.Event()
+
+    async def open_late(self: ClusterMember, *args: Any, **options: Any) -> None:
+        if self.incarnation.startswith("late") and not go.is_set():
+            if not behind:
+                joining.set()
+                await go.wait()
+                await opening(self, *args, **options)
+            else:
+                await opening(self, *args, **options)
+                joining.set()
+                await go.wait()
+        else:
+            await opening(self, *args, **options)
+
+    monkeypatch.setattr(ClusterMember, "open", open_late)
+    late = await nodes.start("late", wait=False)
+    await joining.wait()
+    migrating = asyncio.create_task(nodes.migrate())
+    done = MigrationPhase.MIGRATING if behind else MigrationPhase.MIGRATED
+    while await nodes.phase() is not done:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    go.set()
+    await migrating
+    await asyncio.wait_for(late.ready.wait(), 60)
+    assert late.node.wal.log is nodes.logs[NEW]
+    assert not any(channel.owner.startswith("late") for channel in await catalog_of_old(nodes))
+
+
+async def catalog_of_old(nodes: SharedNodes) -> list[Any]:
+    """The channels of the catalog of the old log, as it was left."""
+    found = await NodeLog.read_states(await nodes.opener.open_alone(OLD))
+    assert found is not None
+    return [*found.states[next(name for name in found.states if name.endswith("schema"))].state.channels.values()]
+
+
+async def test_who_has_no_settings_for_the_new_log_ends_or_says_so(nodes: SharedNodes) -> None:
+    nodes.unknown["b"] = {NEW}
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client, nodes.client(unknown={NEW}) as other:
+        await client.create_collection(PEOPLE)
+        await nodes.migrate()
+        await asyncio.wait_for(nodes.running["b"].ended.wait(), 60)
+        error = nodes.running["b"].error
+        assert isinstance(error, Moved)
+        assert error.url == NEW
+        assert "set wal to that log. It cannot be opened here (no credentials for memory://new)" in error.message
+        await client.insert("people", people(1))
+        with pytest.raises(Moved, match="no credentials for memory://new"):
+            await other.insert("people", people(2))
+        assert await client.count("people", consistency="strong") == 1
+
+
+async def test_members_of_groups_leave_and_go_on_in_order(nodes: SharedNodes) -> None:
+    for name in "abc":
+        await nodes.start(name)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(nodes.client()) for _ in range(3)]
+        await clients[0].create_topic("orders", 4)
+        stopped, ended = asyncio.Event(), asyncio.Event()
+        done: dict[str, list[int]] = {}
+        late: list[Exception] = []
+        readers = [asyncio.create_task(Reader(client, done, late).run(ended)) for client in clients[:2]]
+        sending = asyncio.create_task(send_all(clients[2], stopped))
+        await asyncio.sleep(1)
+        await nodes.migrate()
+        await asyncio.sleep(2)
+        stopped.set()
+        sent = await sending
+        async with asyncio.timeout(60):
+            while not all(len(done.get(f"{key}", ())) >= sent for key in range(KEYS)):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(2)
+        ended.set()
+        await asyncio.gather(*readers)
+    assert done == {f"{key}": [*range(sent)] for key in range(KEYS)}
+
+
+async def test_a_command_that_is_interrupted_in_the_switch_lets_all_go_on(nodes: SharedNodes) -> None:
+    await nodes.start("a")
+    await nodes.start("b")
+    traffic = Traffic(nodes)
+    async with traffic.running():
+        migrating = asyncio.create_task(nodes.migrate())
+        while await nodes.phase() is not MigrationPhase.MIGRATING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        migrating.cancel()
+        await asyncio.gather(migrating, return_exceptions=True)
+        assert await nodes.phase() is MigrationPhase.PREPARING
+        acknowledged = traffic.acknowledged
+        await asyncio.sleep(10)
+        assert traffic.acknowledged > acknowledged + 20
+        await nodes.migrate()
+    await traffic.check()
+
+
+async def test_a_node_that_is_stopped_while_it_waits_ends(nodes: SharedNodes) -> None:
+    await nodes.start("a")
+    await nodes.start("b")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+        migrating = asyncio.create_task(nodes.migrate())
+        ended = nodes.running["b"]
+        while ended.node.health().details != {"error": "the node is migrating"}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await nodes.end("b")
+        assert ended.error is None
+        await migrating
+        assert await client.count("people", consistency="strong") == 1

@@ -1,0 +1,110 @@
+"""A node that is started while its log is migrated: what it waits for, says of itself, and ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.brokers.processes import free_ports
+from tidewal.actors import shared_log_migration
+from tidewal.actors.shared_log_migration import open_logs
+from tidewal.runtime.config.settings import Settings
+from tidewal.runtime.errors import Moved, Unavailable
+from tidewal.runtime.log.migration_state import (
+    MigrationPhase,
+    MigrationState,
+    change_migration_state,
+    check_in_use,
+    come_into_use,
+)
+from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.metrics.metrics import Metrics
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+OLD, NEW = "memory://old", "memory://new"
+ID = "0" * 32
+
+pytestmark = pytest.mark.asyncio
+
+
+class Opener:
+    """Opens logs in memory, by URL."""
+
+    def __init__(self) -> None:
+        self.logs = {OLD: MemoryLog(), NEW: MemoryLog()}
+
+    async def open(self, url: str) -> Wal:
+        wal = await self.open_alone(url)
+        await check_in_use(wal, url)
+        return wal
+
+    async def open_alone(self, url: str) -> Wal:
+        return MemoryWal(self.logs[url])
+
+    async def keep(self, url: str) -> Wal:
+        return await self.open_alone(url)
+
+    def owned_by_one(self, url: str) -> bool:
+        return False
+
+    def written_by_several(self, url: str) -> bool:
+        return True
+
+    async def say(self, url: str, phase: MigrationPhase) -> None:
+        other = NEW if url == OLD else OLD
+        await change_migration_state(MemoryWal(self.logs[url]), MigrationState(phase, ID, other))
+
+
+def health_at(port: int) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+async def test_it_says_that_it_waits_and_goes_on_with_the_new_log() -> None:
+    opener, (port,) = Opener(), free_ports(1)
+    await opener.say(OLD, MigrationPhase.MIGRATING)
+    for phase in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
+        await opener.say(NEW, phase)
+    settings = Settings.model_validate({"metrics": {"port": port}})
+    opening = asyncio.create_task(open_logs(opener, OLD, settings, Metrics("node")))
+    while True:
+        try:
+            status, details = await asyncio.to_thread(health_at, port)
+            break
+        except OSError:  # it does not listen yet
+            await asyncio.sleep(0.01)
+    assert (status, details["error"]) == (503, "the node waits: its log is being migrated")
+    await opener.say(OLD, MigrationPhase.MIGRATED)
+    await asyncio.sleep(0.05)
+    assert not opening.done(), "the new log has not everything"
+    also = asyncio.create_task(open_logs(opener, OLD, Settings(), Metrics("started behind")))
+    await asyncio.sleep(0.05)
+    assert not also.done()
+    await come_into_use(MemoryWal(opener.logs[NEW]))
+    for each in (opening, also):
+        logs = await each
+        assert (logs.url, logs.wal.log) == (NEW, opener.logs[NEW])  # pyright: ignore -- a MemoryWal
+        await logs.close()
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(health_at, port)
+    with pytest.raises(Moved):  # it is to be configured with the new one
+        await open_logs(opener, OLD, Settings(), Metrics("late"))
+
+
+async def test_it_waits_for_so_long_and_not_for_the_target_of_a_migration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_log_migration, "WAIT_S", 0.05)
+    opener = Opener()
+    await opener.say(OLD, MigrationPhase.MIGRATING)
+    await opener.say(NEW, MigrationPhase.RESERVED)
+    with pytest.raises(Unavailable, match=r"has not ended within 0.05 s: end it with `tidewal migrate`"):
+        await open_logs(opener, OLD, Settings(), Metrics("node"))
+    with pytest.raises(Unavailable, match=f"tidewal migrate {OLD} --to {NEW}"):
+        await open_logs(opener, NEW, Settings(), Metrics("node"))
