@@ -17,8 +17,10 @@ from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
 from ..runtime.migration.migration import MigrationProof, cancel_migration, cancellable_state, check_source
 from ..runtime.migration.migration import migrate as migrate_log
+from ..runtime.migration.node_log import NodeLog
 from ..runtime.migration.preparation import prepare as prepare_log
 from ..runtime.migration.preparation import until_unused
+from ..runtime.migration.shared_migration import migrate_in_use
 from ..runtime.migration.translation import translate_position
 from ..runtime.streams.messages import Position
 from ..runtime.tables.table_store import open_tables
@@ -48,16 +50,17 @@ def migrate(
     prepare: Annotated[
         bool,
         typer.Option(
-            "--prepare", help="Copy first, while nodes and programs use the old log, then wait until none does."
+            "--prepare", help="Of a log without nodes: copy first, while programs use it, then wait until none does."
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy all that a log has to another one, prove that both are equal, and let that one take its place.
 
-    Where one node has the log of a directory open, it does so itself while it runs, with its own tables and settings:
-    it and its clients go on with the new log. Else no program may have the old log open: nodes are stopped before, and
-    started on the new log afterwards; the tables that they have filled go on with that. A migration that was
+    Where one node has the log of a directory open, it does so itself while it runs, with its own tables and settings.
+    On brokers this command copies while nodes run; for what is left they stop their roles. In both ways nodes and
+    clients go on with the new log. Else no program may have the old log open: nodes are stopped before, and started on
+    the new log afterwards. The tables that nodes have filled go on with the new log. A migration that was
     interrupted goes on with the same command. When it has ended, opening the old log to write raises Moved, with the
     URL of the new one. The environment has the credentials for both. Exits with 0 when the new log is open.
     """
@@ -95,6 +98,8 @@ async def _migrated(url: str, to: str, tables: str, *, prepare: bool) -> Migrati
     async with owned_log(url) as old:
         await check_source(old, to)
         async with owned_log(to, create=True) as new:
+            if not find_backend(url).capabilities().one_node and await NodeLog.read_states(old) is not None:
+                return await migrate_in_use(old, new, url, to, tables=moved, on_progress=on_progress)
             compared = None
             if prepare:
                 compared = await prepare_log(old, new, url, to, tables=moved, on_progress=on_progress)

@@ -67,7 +67,7 @@ async def found(client: tidewal.Client) -> list[int]:
     return sorted((await client.query("things", consistency="strong")).table["id"].to_pylist())
 
 
-async def clients_go_on(data: Path, migrate: Callable[[], subprocess.Popen[str]]) -> list[int]:
+async def clients_go_on(data: Path | str, migrate: Callable[[], subprocess.Popen[str]]) -> list[int]:
     """Two clients write while the log of the node in `data` is migrated. Returns the keys that were acknowledged."""
     async with tidewal.connect(data, deadline_s=60) as one, tidewal.connect(data, deadline_s=60) as other:
         await one.create_collection(THINGS)
