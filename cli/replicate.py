@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..actors.datanode.moved_tables import MovedTables
 from ..runtime.config.loading import load_settings, url_of, wal_options
 from ..runtime.errors import InvalidRequest, TidewalError
 from ..runtime.groups.lag import lag_of
@@ -31,6 +32,7 @@ from ..runtime.replication.promotion import promote as promote_replica
 from ..runtime.replication.replication_lag import ReplicationLag
 from ..runtime.replication.replicator import Replicator
 from ..runtime.signals import Interrupted, until_stopped
+from ..runtime.tables.table_store import open_tables
 from ..runtime.waiting import ended
 from .connect import completed
 from .open_log import LogUrl, opened, shown_time
@@ -63,7 +65,7 @@ def replicate(
 
     Each entry is brought over once, in order, with its time; channels that come and go, and the positions of groups, go
     along. Programs can read the replica; opening it to write raises ReplicaReadOnly until it is promoted. A replicator
-    that was killed goes on with the same command. The log of a node is refused.
+    that was killed goes on with the same command. The source may be the log of nodes, which run meanwhile.
     """
     source, to = _absolute(source), _absolute(to)
     if forget:
@@ -90,6 +92,12 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="The source cannot be reached: use what the replica has.")
     ] = False,
+    tables: Annotated[
+        str,
+        typer.Option(
+            help="Where nodes have the tables that they fill from the source: a directory (DATA/tables) or a URL."
+        ),
+    ] = "",
     salvage: Annotated[
         Path | None,
         typer.Option(help="Write what the source has and the replica has not into this new file, JSON lines."),
@@ -104,7 +112,9 @@ def promote(
     With --from the source is fenced first, so that opening it raises Moved, then what it has is brought over: no
     program may have either open. With --force the replica comes into use with what it has, and keeps how far that is;
     when the source is back, the same command with --from and --salvage fences it, and writes what it had beyond. Where
-    it will not come back, --forget gives that up. Exits with 0 when the replica is in use.
+    it will not come back, --forget gives that up. Nodes are stopped before, and started on the replica afterwards, with
+    the tables that they have filled; their replica is promoted with --from alone. Exits with 0 when the replica is in
+    use.
     """
     url, source = _absolute(url), _absolute(source)
     if bool(source) + force + forget != 1:
@@ -119,7 +129,7 @@ def promote(
     if forget:
         fields = completed(_forgotten(url))
     else:
-        fields = completed(_promoted_alone(url) if force else _promoted(url, source, salvage))
+        fields = completed(_promoted_alone(url) if force else _promoted(url, source, tables, salvage))
     typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields))
 
 
@@ -214,9 +224,10 @@ async def _status(source: str, to: str) -> dict[str, Any]:
 # ---- promote -------------------------------------------------------------------------------------------------------
 
 
-async def _promoted(url: str, source: str, salvage: Path | None) -> dict[str, Any]:
+async def _promoted(url: str, source: str, tables: str, salvage: Path | None) -> dict[str, Any]:
+    moved = MovedTables(open_tables(tables)) if tables else None
     async with owned_log(source) as old, owned_log(url) as new:
-        state = await promote_replica(old, new, source, url)
+        state = await promote_replica(old, new, source, url, tables=moved)
         fields = _fields(state)
         if salvage is not None:
             fields["salvaged"] = await write_salvaged(old, state, salvage)
@@ -261,13 +272,21 @@ def _fields(state: ReplicationState) -> dict[str, Any]:
         }
         for name, each in state.channels.items()
     }
-    return {"phase": str(state.phase), "id": state.log_id, "other": state.other, "channels": channels}
+    return {
+        "phase": str(state.phase),
+        "id": state.log_id,
+        "other": state.other,
+        "of_node": state.of_node,
+        "channels": channels,
+    }
 
 
 def _text(fields: dict[str, Any]) -> str:
     lines = [fields["phase"] + (f" of {fields['other']}" if fields["other"] else "")]
     if fields["id"]:
         lines.append(f"id {fields['id']}")
+    if fields["of_node"]:
+        lines.append("a log of nodes")
     for name, each in fields["channels"].items():
         lag = f", lacks {each['lag_entries']:,} entries" if "lag_entries" in each else ""
         halted = f", halted: {each['halted']}" if each["halted"] else ""

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, astuple, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from ..errors import (
@@ -82,7 +82,8 @@ class ReplicationState:
     """The last that counts. `log_id` names this log, `source_id` the source of a replica, by its own `log_id`; `other`
     is the URL, without credentials, of a replica's source or of what replaced a source. `claim` names the replicator
     that writes the replica, "" where none does. `number` rises with each entry; a mark has none. `channels` of a
-    source that was replaced are those that the replica was promoted with."""
+    source that was replaced are those that the replica was promoted with. `of_node`: nodes have used the source; `node`
+    is, in a promotion, where they go on in the replica (`NodeProof.to_wire`), empty until that is known."""
 
     phase: ReplicationPhase = ReplicationPhase.NONE
     log_id: str = ""
@@ -92,6 +93,8 @@ class ReplicationState:
     number: int = 0
     channels: Mapping[str, ReplicatedChannel] = field(default_factory=dict[str, ReplicatedChannel])
     groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, tuple[bytes, bytes]]"])
+    of_node: bool = False
+    node: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
@@ -135,8 +138,9 @@ def _check_types(state: ReplicationState) -> None:
     for place in state.channels.values():
         texts += [place.halted, place.digest, place.behind_digest]
         numbers += [place.timestamp, place.behind]
-    if {*map(type, texts)} - {str} or {*map(type, numbers)} - {int}:
-        raise TypeError("a text or a number is of another type")
+    others: list[object] = [state.of_node, state.node]
+    if {*map(type, texts)} - {str} or {*map(type, numbers)} - {int} or [*map(type, others)] != [bool, dict]:
+        raise TypeError("a text, a number or the like is of another type")
 
 
 _NEXT = {

@@ -103,7 +103,7 @@ class NodeLog:
         """Read the states that nodes have in `old`, which may be in use, and leave the tables out; None where no node
         has used it. Raises `Unsupported` for several clusters on one log and states that cannot be read, and what
         `MovedState.read` does."""
-        names = await _names(old)
+        names = await node_names(old)
         if names is None:
             return None
         there = set(await old.channels())
@@ -257,9 +257,9 @@ def _found(channel: str, id: bytes, places: Places) -> bytes:
 # ---- what is there, and fits together ------------------------------------------------------------------------------
 
 
-async def _names(old: Wal) -> Names | None:
-    """The names of the cluster that has used the log. A program may have channels with such names: it is the first
-    record that says so."""
+async def node_names(old: Wal) -> Names | None:
+    """The names of the cluster that has used the log, None where none has. A program may have channels with such names:
+    it is the first record that says so. Raises `Unsupported` where several clusters have."""
     prefixes = {
         channel.removesuffix(ending)
         for channel in await old.channels()
@@ -269,7 +269,7 @@ async def _names(old: Wal) -> Names | None:
     if len(prefixes) > 1:
         raise Unsupported(
             f"several clusters share this log, with the prefixes {', '.join(sorted(prefixes))}: such logs cannot be "
-            "migrated yet; docs/how-to/move-to-brokers.md says how to move their rows",
+            "migrated or replicated yet; docs/how-to/move-to-brokers.md says how to move their rows",
             capability="migration",
         )
     return Names(prefixes.pop()) if prefixes else None

@@ -7,7 +7,7 @@ and compares them: the position is the replica's own end. Both logs hold what li
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -17,9 +17,12 @@ from ..log.checks import check_size
 from ..log.replication_state import ReplicatedChannel, behind
 from ..log.wal import Append, ChannelInfo, Entry, From, FromId, Wal
 from ..loop_bridge import promise
-from ..migration.channel_copy import APPEND_BYTES, check_movable, is_lost
+from ..migration.channel_copy import APPEND_BYTES, Check, Rewrite, is_lost, movable_entry
+from ..migration.node_records import node_entry
 from ..streams.stream_base import reading
 from ..waiting import to_its_end
+
+HOLDER = "tidewal-replication"
 
 
 class ReplicaDiffers(CorruptLog):
@@ -61,13 +64,21 @@ async def place_behind(target: Wal, channel: str, id: bytes, count: int) -> byte
 
 
 class ChannelMirror:
-    """Brings one channel of `source` to `target`, from `place` on. `check` is called before each append, and raises
-    where this process must not write any more. `place` is the last pair that is durable in the replica."""
+    """Brings one channel of `source` to `target`, from `place` on, each entry as `rewrite` returns it. `check` is
+    called before each append, and raises where this process must not write any more. `place` is the last pair that is
+    durable in the replica."""
 
     def __init__(
-        self, source: Wal, target: Wal, channel: str, place: ReplicatedChannel, check: Callable[[], Awaitable[None]]
+        self,
+        source: Wal,
+        target: Wal,
+        channel: str,
+        place: ReplicatedChannel,
+        check: Check,
+        rewrite: Rewrite = movable_entry,
     ) -> None:
         self._source, self._target, self._channel, self._check = source, target, channel, check
+        self._rewrite = rewrite
         self.place: ReplicatedChannel = replace(place, halted="")
         self._largest: int = 0  # payload that the replica takes
 
@@ -109,7 +120,7 @@ class ChannelMirror:
         target, digest = next(following)
         try:
             async for entry in entries_behind(self._source, info, self.place.source):
-                if entry_digest(entry) != digest:
+                if replicated_digest(self._channel, entry) != digest:
                     break
                 self.place = replace(self.place, source=entry.id, target=target, timestamp=entry.timestamp)
                 if (each := next(following, None)) is None:
@@ -128,23 +139,33 @@ class ChannelMirror:
             raise self._differs()
         ours = await entry_at(self._source, info, self.place.source)
         theirs = await entry_at(self._target, there, self.place.target)
-        if ours is not None and theirs is not None and entry_digest(ours) != entry_digest(theirs):
+        if ours is None or theirs is None:
+            return
+        if replicated_digest(self._channel, ours) != entry_digest(theirs):
             raise self._differs()
 
     async def _append(self, entries: Sequence[Entry]) -> None:
         """Append `entries`, or those before the first that cannot be brought over, and raise what is wrong with it."""
-        for at, entry in enumerate(entries):
+        rewritten: list[Entry] = []
+        for entry in entries:
             try:
-                check_movable(self._channel, entry)
+                entry = self._rewrite(self._channel, entry)
                 check_size(self._channel, len(entry.payload), self._largest)
             except (Unsupported, MessageTooLarge):
-                await self._append_checked(entries[:at])
+                await self._append_checked(rewritten)
                 raise
-        await self._append_checked(entries)
+            rewritten.append(entry)
+        await self._append_checked(rewritten)
 
     async def _append_checked(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
+        if entries and not self.place.target:  # before more than the first is there: retention must find the hold
+            await self._append_held(entries[:1])
+            await self._target.hold(self._channel, HOLDER, self.place.target)
+            entries = entries[1:]
+        if entries:
+            await self._append_held(entries)
+
+    async def _append_held(self, entries: Sequence[Entry]) -> None:
         await self._check()
         append, done = promise()
         self._target.submit([Append(self._channel, each.payload, each.timestamp) for each in entries], done)
@@ -200,3 +221,11 @@ def appendable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
 def entry_digest(entry: Entry) -> bytes:
     """xxh3-128 of the payload, and of the timestamp."""
     return xxhash.xxh3_128_digest(entry.payload, entry.timestamp & ((1 << 64) - 1))
+
+
+def replicated_digest(channel: str, entry: Entry) -> bytes:
+    """`entry_digest` of what a replica has of an entry of its source. What no replica has counts as it is."""
+    try:
+        return entry_digest(node_entry(channel, entry))  # in logs without a node it is the same for all that they have
+    except Unsupported:
+        return entry_digest(entry)

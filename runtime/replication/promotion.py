@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable
+from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable, Unsupported
 from ..log.migration_state import check_not_migrating
 from ..log.redaction import shown_url
 from ..log.replication_state import (
@@ -30,19 +30,25 @@ from ..log.wal import Wal
 from ..migration.channel_copy import check_not_lost
 from ..migration.group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
 from ..migration.migration import ROUNDS_MAX
-from .replicator import HOLDER, Replicator, claim_replica, fenced, holder_of, is_own, release
+from ..migration.node_tables import NodeTables
+from .channel_mirror import HOLDER
+from .replicated_node import bring_node, check_node
+from .replicator import Replicator, claim_replica, fenced, holder_of, is_own, release
 from .salvage import counted_place
 
 
-async def promote(source: Wal, target: Wal, source_url: str, target_url: str) -> ReplicationState:
+async def promote(
+    source: Wal, target: Wal, source_url: str, target_url: str, *, tables: NodeTables | None = None
+) -> ReplicationState:
     """Bring what `source` has over to its replica `target`, fence it, and bring the replica into use; where it is
-    already, only fence. No program has either open. May be repeated after an error. Returns what the replica says then.
+    already, only fence. No program has either open. Nodes go on in the replica, with the `tables` that they have filled
+    from the source. May be repeated after an error. Returns what the replica says then.
 
     Raises `InvalidRequest` where `target` is not a replica of `source`, `Moved` and `Unavailable` for a log that was
     migrated or is, `Unavailable` where a group of the source has members, or it is written to all the time,
     `PositionLost` where retention has cut a group off, and what halts a channel: drop that one at the source, or
-    promote without the source. What halts a channel is raised before the source is fenced, unless it comes just
-    then."""
+    promote without the source; where nodes have used the source, what `NodeLog.read`, `NodeLog.proof` and
+    `settle_node` do. All but the last is raised before the source is fenced, unless it comes just then."""
     for wal, url in ((source, source_url), (target, target_url)):
         await check_not_migrating(wal, shown_url(url))
     state = await replica_of(target)
@@ -50,15 +56,24 @@ async def promote(source: Wal, target: Wal, source_url: str, target_url: str) ->
     if not await _is_fenced(source, state):
         await _check_groups(source)
     if state.phase is ReplicationPhase.REPLICA:
-        await _bring_over(source, target, state, source_url, target_url)
+        await _bring_over(source, target, state, source_url, target_url, tables)
     return await _end(source, target, source_url, target_url)
 
 
-async def _bring_over(source: Wal, target: Wal, state: ReplicationState, source_url: str, target_url: str) -> None:
+async def _bring_over(
+    source: Wal,
+    target: Wal,
+    state: ReplicationState,
+    source_url: str,
+    target_url: str,
+    tables: NodeTables | None,
+) -> None:
     """Bring all over, with `source` fenced on the way, and let `target` say that it is promoted."""
     replicator = Replicator(source, target, source_url, is_last=True)
     async with replicator.claimed():
         await replicator.catch_up()
+        if replicator.state.of_node and not replicator.state.node:
+            await check_node(source, target, tables)
         await _fence(source, state, target_url, {})
         for _ in range(ROUNDS_MAX):
             before = await _ends(source)
@@ -68,6 +83,9 @@ async def _bring_over(source: Wal, target: Wal, state: ReplicationState, source_
         else:
             raise Unavailable(f"{shown_url(source_url)} is written to: stop the programs that use it, and go on")
         await _store_metadata(source, target, replicator.state)
+        if replicator.state.of_node:
+            saved = replicator.state.node
+            await bring_node(source, target, tables, saved, replicator.save_node, replicator.may_write)
     await release_source(source, state)  # before anything says that the source may have more
     channels = {
         name: await counted_place(target, await target.describe(name), place)
@@ -96,12 +114,19 @@ async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> Re
 async def promote_alone(target: Wal) -> ReplicationState:
     """Bring `target` into use with what it has, without its source. Its state keeps, for `unreplicated_entries`, how
     far each channel of the source has come, until `promote` fences the source or `forget_source` is called. May be
-    repeated. Raises `Moved` and `Unavailable` where the replica was migrated or is."""
+    repeated. Raises `Moved` and `Unavailable` where the replica was migrated or is, and `Unsupported` for that of a log
+    of nodes."""
     await check_not_migrating(target, "the replica")
     state = await replica_of(target)
     if state.phase is ReplicationPhase.PROMOTED:
         await release(target, HOLDER)
         return state
+    if state.of_node:
+        raise Unsupported(
+            "this is the replica of a log of nodes, whose catalog is in the source alone: promote it with --from. What "
+            "it has can be read (`tidewal tail`)",
+            capability="replication",
+        )
     states = ReplicationStates(target)
     claim = new_id()
     await claim_replica(states, await states.read(), claim, target)  # its replicator may still run
@@ -197,7 +222,9 @@ async def _promoted(target: Wal, channels: Mapping[str, ReplicatedChannel], clai
     if state.claim != claim:
         raise fenced()
     try:
-        await states.change(replace(state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}))
+        await states.change(
+            replace(state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}, node={})
+        )
     except PreconditionFailed as error:
         raise fenced() from error
     await release(target, HOLDER)

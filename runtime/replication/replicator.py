@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..clock import Clock, SystemClock
 from ..errors import (
@@ -29,6 +30,7 @@ from ..errors import (
     Unsupported,
 )
 from ..log.migration_state import check_not_migrated, is_migration_channel
+from ..log.names import Names
 from ..log.redaction import shown_url
 from ..log.replication_state import (
     REPLICATION_CHANNEL,
@@ -43,13 +45,15 @@ from ..log.replication_state import (
     replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
-from ..migration.node_log import STATE_CHANNELS
+from ..migration.channel_copy import movable_entry
+from ..migration.node_log import STATE_CHANNELS, node_names
+from ..migration.node_records import node_entry
 from ..waiting import ended
-from .channel_mirror import ChannelMirror, ReplicaDiffers
+from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
 from .replicated_groups import group_places, store_places
+from .replicated_node import is_written_anew, kept_from
 from .replication_lag import ReplicationLag
 
-HOLDER = "tidewal-replication"
 CLAIM_S = 2.0
 CLAIM_WAIT_S = 15.0
 HALTING = (Unsupported, MessageTooLarge, PositionLost)  # of a channel, whose replica ends there; others go on
@@ -83,6 +87,8 @@ class _Mirrored:
         self.retry_at: float = 0.0
         self._halted, self._halted_at = "", b""
         self.held: ReplicatedChannel | None = None  # up to where both logs hold nothing any more
+        self.front: bytes | None = b""  # the first entry of the source then, b"" where that is to be looked at
+        self.kept: bytes | None = None  # that entry in the replica, where nodes use the source
 
     @property
     def place(self) -> ReplicatedChannel:
@@ -121,6 +127,7 @@ class Replicator:
         self._mirrored: dict[str, _Mirrored] = {}
         self._saved: dict[str, ReplicatedChannel] = {}  # of an earlier replicator, until the channel is looked at
         self._contentless: set[str] = set()  # channels whose entries are not replicated
+        self._node: Names | None = None  # of the nodes that have used the source
 
     @property
     def state(self) -> ReplicationState:
@@ -134,7 +141,7 @@ class Replicator:
         replica of the source, `Moved` when the source was migrated, `InvalidRequest` where the target is not empty, or
         is a replica of another log or the source itself, or the source is another log than before, or was told to
         forget this replica,
-        `Unsupported` for logs of nodes, and errors of both logs."""
+        `Unsupported` for a log that several clusters share, and errors of both logs."""
         async with self.claimed():
             saved_s = self._clock.monotonic()
             while True:
@@ -189,8 +196,10 @@ class Replicator:
         if state.phase is ReplicationPhase.NONE:
             await self._check_empty()
             state = ReplicationState(ReplicationPhase.REPLICA, new_id(), source.log_id)
+        self._node = await node_names(self._source)
         self._check_pair(state, source)
-        await claim_replica(self._states, replace(state, other=self._shown), self._claim, self._target)
+        after = replace(state, other=self._shown, of_node=state.of_node or self._node is not None)
+        await claim_replica(self._states, after, self._claim, self._target)
         await self._check_claim()
         # before anything is held there: `forget_replica` knows the replica by this
         await self._source.create_channel(replica_mark(self.state), ChannelPolicy())
@@ -236,7 +245,6 @@ class Replicator:
     async def _source_state(self) -> ReplicationState:
         states = ReplicationStates(self._source)
         if (await states.read()).phase is ReplicationPhase.NONE:
-            _check_without_node(await self._source.channels())
             try:
                 await states.change(ReplicationState(ReplicationPhase.SOURCE, new_id()))
             except PreconditionFailed:  # another replicator of this source came first
@@ -266,7 +274,7 @@ class Replicator:
             raise fenced()
         self._claim_seen_s = asked_s
 
-    async def _may_write(self) -> None:
+    async def may_write(self) -> None:
         """Before each write to the replica: behind a promotion what it has is its programs'. Raises as
         `_check_claim`."""
         if self._clock.monotonic() - self._claim_seen_s > CLAIM_S:
@@ -282,7 +290,8 @@ class Replicator:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, place: ReplicatedChannel) -> None:
-        mirror = ChannelMirror(self._source, self._target, name, place, self._may_write)
+        rewrite = movable_entry if self._node is None else node_entry
+        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite)
         self._mirrored[name] = _Mirrored(mirror)
 
     async def _drop_leftovers(self) -> None:
@@ -312,12 +321,22 @@ class Replicator:
                 f"{self._shown} was told with `tidewal replicate --forget` to hold nothing for this replica any more: "
                 "start the replicator again if that was a mistake"
             )
-        return {name for name in names if not is_own(name)}
+        await self._look_for_node(names)
+        left = self._node
+        return {name for name in names if not is_own(name) and (left is None or not is_written_anew(name, left))}
+
+    async def _look_for_node(self, names: Iterable[str]) -> None:
+        """Let the replica say so, before anything of a node's is there, where one uses the source now."""
+        if self._node is None and any(name.endswith(tuple(STATE_CHANNELS)) for name in names):
+            self._node = await node_names(self._source)
+            if self._node is not None:
+                async with self._looking:
+                    await self._see_claim()
+                    await self._change(replace(self.state, of_node=True))
 
     async def _sync_names(self) -> None:
         """Create in the target what has come to the source, and drop what has gone."""
         names = await self._source_names()
-        _check_without_node(names)
         for name in (self._mirrored.keys() | self._saved.keys() | self._contentless) - names:
             await self._drop(name)
         for name in sorted(names - self._mirrored.keys() - self._contentless):
@@ -347,7 +366,7 @@ class Replicator:
             self._halt(name, refused)
 
     async def _create_there(self, name: str, policy: ChannelPolicy) -> None:
-        await self._may_write()
+        await self.may_write()
         try:
             await self._target.create_channel(name, policy)
         except ChannelExists:  # it was dropped at the source, and created again with another policy
@@ -407,7 +426,7 @@ class Replicator:
         await self._drop_there(name)
 
     async def _drop_there(self, name: str) -> None:
-        await self._may_write()
+        await self.may_write()
         await self._target.drop_channel(name)
 
     def _forget(self, name: str) -> asyncio.Task[None] | None:
@@ -433,7 +452,14 @@ class Replicator:
                 await self._change(after)
         for name, place in places.items():
             if name in self._mirrored:
-                await self._let_go(name, self._mirrored[name], place)
+                with suppress(ChannelNotFound):  # dropped meanwhile
+                    await self._let_go(name, self._mirrored[name], place)
+
+    async def save_node(self, node: Mapping[str, Any]) -> None:
+        """Save in the replica where nodes go on in it, which replaces its source now."""
+        async with self._looking:
+            await self._see_claim()
+            await self._change(replace(self.state, node=node))
 
     def _refused(self) -> set[str]:
         return {name for name, each in self._mirrored.items() if each.refused is not None}
@@ -443,19 +469,26 @@ class Replicator:
         if not (self._source.capabilities.groups and self._target.capabilities.groups):
             return known
         groups = await group_places(self._source, self._target, await self._source.groups(), channels, known)
-        await store_places(self._target, groups, known, self._may_write)
+        await store_places(self._target, groups, known, self.may_write)
         return groups
 
     async def _let_go(self, name: str, each: _Mirrored, place: ReplicatedChannel) -> None:
-        if each.held == place or not place.source:
+        if not place.source:
             return
-        try:
+        info = None if self._node is None else await self._source.describe(name)
+        front = None if info is None else info.first_id
+        if (each.held, each.front) == (place, front):
+            return
+        if each.held != place:
             await self._source.hold(name, holder_of(self.state), behind(place.source))
-        except ChannelNotFound:  # dropped meanwhile
-            return
-        await self._may_write()
-        await self._target.hold(name, HOLDER, behind(place.target))
-        each.held = place
+        if info is not None and each.front != front:
+            each.kept = await kept_from(self._source, self._target, info)
+        kept = behind(place.target) if each.kept is None else min(each.kept, behind(place.target))
+        await self.may_write()
+        await self._target.hold(name, HOLDER, kept)
+        if info is not None and info.policy.retention_s is None and self._target.capabilities.truncate:
+            await self._target.truncate(name, kept)  # as the source was: what is pending is kept for ever
+        each.held, each.front = place, front if each.kept is not None or info is None else b""
 
 
 async def claim_replica(states: ReplicationStates, after: ReplicationState, claim: str, target: Wal) -> None:
@@ -490,13 +523,3 @@ def fenced() -> Fenced:
 def is_own(name: str) -> bool:
     """Whether the channel is one that migrations and replication have made for themselves."""
     return is_migration_channel(name)
-
-
-def _check_without_node(names: Iterable[str]) -> None:
-    for name in names:
-        if name.endswith(tuple(STATE_CHANNELS)):
-            raise Unsupported(
-                f"{name} belongs to a node, and logs of nodes cannot be replicated yet: let the brokers replicate "
-                "them, or write to two nodes",
-                capability="replication",
-            )

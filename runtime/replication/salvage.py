@@ -17,7 +17,9 @@ from ..errors import PositionLost
 from ..log.replication_state import ReplicatedChannel, ReplicationState
 from ..log.wal import ChannelInfo, Entry, Wal
 from ..migration.channel_copy import is_lost
-from .channel_mirror import entries_behind, entry_at, entry_digest
+from ..migration.node_log import node_names
+from .channel_mirror import entries_behind, entry_at, entry_digest, replicated_digest
+from .replicated_node import is_written_anew
 from .replicator import is_own
 
 _log = logging.getLogger(__name__)
@@ -41,9 +43,10 @@ async def counted_place(target: Wal, info: ChannelInfo, place: ReplicatedChannel
 async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIterator[tuple[str, Entry]]:
     """What `source` has that its promoted replica, whose `state` this is, does not have: the channel and each entry, in
     the order of each channel. All of a channel that was created again at the source. What was removed there before is
-    left out, and logged."""
+    left out, and logged. Nothing of the states of nodes: they were written anew."""
+    node = await node_names(source)
     for name in await source.channels():
-        if is_own(name):
+        if is_own(name) or (node is not None and is_written_anew(name, node)):
             continue
         info = await source.describe(name)
         if info.policy.ephemeral:
@@ -65,13 +68,13 @@ async def _is_same(source: Wal, info: ChannelInfo, place: ReplicatedChannel) -> 
     if place.source > (info.latest_id or b"") or await is_lost(source, info, place.source):
         return False
     at = await entry_at(source, info, place.source)
-    if at is not None and place.digest and entry_digest(at).hex() != place.digest:
+    if at is not None and place.digest and replicated_digest(info.name, at).hex() != place.digest:
         return False
     digest, missing = xxhash.xxh3_128(), place.behind
     if not missing:
         return True
     async for entry in _remaining(source, info, place.source):
-        digest.update(entry_digest(entry))
+        digest.update(replicated_digest(info.name, entry))
         missing -= 1
         if not missing:
             return digest.hexdigest() == place.behind_digest

@@ -27,6 +27,7 @@ from tidewal.runtime.errors import (
     Unsupported,
 )
 from tidewal.runtime.groups.group_filter import until_assigned
+from tidewal.runtime.log.dead_letters import times_moved
 from tidewal.runtime.log.migration_state import (
     MigrationPhase,
     MigrationState,
@@ -34,7 +35,7 @@ from tidewal.runtime.log.migration_state import (
     check_in_use,
     come_into_use,
 )
-from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.replication_state import (
     REPLICATION_CHANNEL,
     ReplicatedChannel,
@@ -635,7 +636,7 @@ async def test_a_log_in_replication_is_not_migrated_and_one_that_is_migrated_not
 async def test_a_channel_that_cannot_be_mirrored_stops_no_other(source: Wal, target: Wal) -> None:
     await fill(source, "orders", range(3))
     await fill(source, "letters", range(2))
-    await source.append("letters", encode(Record(RecordType.DEAD_LETTER)))
+    await source.append("letters", encode(Record(RecordType.STATE)))
     metrics = Metrics()
     lag = ReplicationLag(metrics)
     running, reporting = started(source, target, lag=lag), asyncio.create_task(lag.run(source, TIMES.look_s))
@@ -643,7 +644,7 @@ async def test_a_channel_that_cannot_be_mirrored_stops_no_other(source: Wal, tar
     async def halted() -> bool:
         saved = (await replication_state(target)).channels.get("letters")
         is_told = metrics.value("replication_halted", channel_name="letters") == 1
-        return is_told and saved is not None and "DEAD_LETTER" in saved.halted
+        return is_told and saved is not None and "STATE" in saved.halted
 
     await until(halted, running)
     await fill(source, "orders", range(3, 6))
@@ -655,10 +656,21 @@ async def test_a_channel_that_cannot_be_mirrored_stops_no_other(source: Wal, tar
     assert metrics.value("replication_lag_entries", channel_name="letters") == 1
     assert metrics.value("replication_halted", channel_name="orders") == 0
     await ended(reporting)
-    await source.create_channel("by-dev-cluster", ChannelPolicy())
-    with pytest.raises(Unsupported, match="belongs to a node"):
-        await running
+    await stopped(running)
     assert (await contents(target))["letters"] == [((n + 1) << 18, b"%d" % n) for n in range(2)]
+
+
+async def test_dead_letters_go_along_and_are_known_again(source: Wal, target: Wal) -> None:
+    """They say that the id is of another log. Each replicator compares the last one with that of the source."""
+    await source.create_channel("letters", ChannelPolicy())
+    letter = encode(Record(RecordType.DEAD_LETTER, key=b"1"))
+    for number in range(3):
+        await source.append("letters", letter, number + 1)
+        replicator = Replicator(source, target, SOURCE)
+        async with replicator.claimed():
+            await replicator.catch_up()
+    there = [entry async for entry in stored_entries(target, await target.describe("letters"))]
+    assert [times_moved(decode(entry.payload)) for entry in there] == [1, 1, 1]
 
 
 async def test_a_message_that_is_too_large_halts_behind_what_is_before_it(source: Wal) -> None:
@@ -739,8 +751,8 @@ async def test_a_promotion_that_cannot_end_fences_nothing(source: Wal, target: W
     await fill(source, "orders", range(3))
     await fill(source, "letters", [])
     await stopped_when_same(source, target)
-    await source.append("letters", encode(Record(RecordType.DEAD_LETTER)))
-    with pytest.raises(Unsupported, match="DEAD_LETTER"):
+    await source.append("letters", encode(Record(RecordType.STATE)))
+    with pytest.raises(Unsupported, match="STATE"):
         await promote(source, target, SOURCE, TARGET)
     await check_in_use(source, SOURCE)
     await source.drop_channel("letters")

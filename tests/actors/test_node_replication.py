@@ -1,0 +1,181 @@
+"""The log of a node is replicated while it runs, and a node goes on with the replica, with all that it had."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from copy import copy
+from pathlib import Path
+
+import pytest
+
+from tests.actors.test_node_migration import (
+    Copy,
+    DyingTables,
+    FarWal,
+    assert_goes_on,
+    filled,
+    keys,
+    logs_of,
+    tables_of,
+)
+from tests.dying_wal import DyingWal, Killed
+from tidewal.runtime.clock import SystemClock
+from tidewal.runtime.errors import InvalidRequest, Moved, ReplicaReadOnly, Unsupported
+from tidewal.runtime.log.migration_state import check_in_use
+from tidewal.runtime.log.replication_state import ReplicationPhase, replication_state
+from tidewal.runtime.log.wal import ChannelPolicy, Wal
+from tidewal.runtime.replication.promotion import promote, promote_alone
+from tidewal.runtime.replication.replicator import ReplicationTimes, Replicator
+from tidewal.runtime.replication.salvage import unreplicated_entries
+from tidewal.runtime.testing.clock import VirtualLoop
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+
+SOURCE, REPLICA = "memory://source", "memory://replica"
+MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
+TIMES = ReplicationTimes(look_s=0.05, save_s=0.2, halted_s=1.0)
+
+
+def replica_of(home):
+    """The home that a node has when it goes on with a replica."""
+    other = copy(home)
+    if home.virtual:
+        other.log, other.memory = MemoryLog(), FarWal
+    else:
+        other.log_directory = home.directory / "replica"
+    return other
+
+
+@asynccontextmanager
+async def replicating(source: Wal, target: Wal) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    clock = loop.clock if isinstance(loop, VirtualLoop) else SystemClock()
+    running = asyncio.create_task(Replicator(source, target, SOURCE, times=TIMES, clock=clock).run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def promoted(home, other) -> None:
+    """Promote the replica that `other` has of the log of `home`."""
+    other.done = getattr(home, "done", [])
+    async with logs_of(home, other) as (old, new):
+        await promote(old, new, SOURCE, REPLICA, tables=tables_of(home))
+        with pytest.raises(Moved, match="promoted"):
+            await check_in_use(old, SOURCE)
+        left = unreplicated_entries(old, await replication_state(old))
+        assert [(name, entry.id) async for name, entry in left] == []
+        await check_in_use(new, REPLICA)
+
+
+async def replicated(home, other) -> None:
+    """Let a replicator have a look at what nodes have left."""
+    async with logs_of(home, other) as (old, new):
+        async with replicating(old, new):
+            await asyncio.sleep(1.0)
+        with pytest.raises(ReplicaReadOnly):
+            await check_in_use(new, REPLICA)
+
+
+async def test_a_node_goes_on_with_a_replica(home) -> None:
+    """What the replicator has missed, as the node has written it meanwhile, is brought over by the promotion."""
+    await filled(home)
+    other = replica_of(home)
+    await replicated(home, other)
+    async with home.client() as client:
+        await client.insert("people", home.people(50))
+        await client.delete("people", [50])
+        await client.flush("people")
+    await promoted(home, other)
+    await assert_goes_on(other, delayed=home.virtual)
+
+
+@MEMORY_ONLY
+async def test_it_is_replicated_while_nodes_start_and_stop(home) -> None:
+    """From before its first record on, through another term, a dropped collection and a topic that grows."""
+    other = replica_of(home)
+    async with logs_of(home, other) as (old, new), replicating(old, new):
+        await filled(home)
+        async with home.client() as client:
+            await client.create_collection(home.POINTS)
+            await client.drop_collection("points")
+    await promoted(home, other)
+    await assert_goes_on(other)
+
+
+@MEMORY_ONLY
+async def test_a_replica_of_nodes_is_not_promoted_without_its_source_or_tables(home) -> None:
+    await filled(home)
+    other = replica_of(home)
+    await replicated(home, other)
+    async with logs_of(home, other) as (old, new):
+        with pytest.raises(Unsupported, match="--from"):
+            await promote_alone(new)
+        with pytest.raises(InvalidRequest, match="--tables"):
+            await promote(old, new, SOURCE, REPLICA)
+        await check_in_use(old, SOURCE)
+    async with home.client() as client:  # the source was not fenced
+        await client.insert("people", home.people(60))
+        await client.delete("people", [60])
+    await promoted(home, other)
+    await assert_goes_on(other)
+
+
+@MEMORY_ONLY
+async def test_the_replica_keeps_what_the_source_keeps_and_lets_go_of_the_rest(home) -> None:
+    """What is pending is removed by truncation alone, what is in no table yet is held: neither is known of a node."""
+    async with home.people_client():
+        pass
+    other = replica_of(home)
+    async with logs_of(home, other) as (old, new):
+        ids: dict[str, list[bytes]] = {}
+        for name, retention_s in (("pending", None), ("rows", 3600.0)):
+            await old.create_channel(name, ChannelPolicy(retention_s=retention_s))
+            ids[name] = [await old.append(name, b"%d" % number, number << 18) for number in range(1, 9)]
+        async with replicating(old, new):
+            await asyncio.sleep(1)
+            await old.truncate("pending", ids["pending"][5])
+            home.log.channels["rows"].remove_before(ids["rows"][3])
+            await asyncio.sleep(1)
+            replica = other.log.channels
+            assert [bytes(each.payload) for each in replica["pending"].entries] == [b"6", b"7", b"8"]
+            replica["rows"].remove_before(b"\xff")
+            assert [bytes(each.payload) for each in replica["rows"].entries] == [b"4", b"5", b"6", b"7", b"8"]
+            assert not home.log.channels["rows"].holds.keys() & {"tidewal-replication"}
+
+
+@pytest.mark.long
+@MEMORY_ONLY
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: Path, behind: bool) -> None:
+    """Killed again in the second attempt where that gets so far; the source is in use until it is fenced."""
+    await filled(home)
+    steps, step = 0, 0
+    while True:
+        step += 1
+        this = Copy(home, tmp_path / f"{step}")
+        left = [step]
+        old, new = DyingWal(this.log, left, behind=behind), DyingWal(this.new, left, behind=behind)
+        try:
+            async with Replicator(old, new, SOURCE).claimed():
+                pass
+            await promote(old, new, SOURCE, REPLICA, tables=DyingTables(this, left, behind=behind))
+            break
+        except Killed:
+            steps += 1
+        old, new = MemoryWal(this.log), MemoryWal(this.new)
+        if (await replication_state(new)).phase is ReplicationPhase.NONE:
+            async with Replicator(old, new, SOURCE).claimed():
+                pass
+        await promote(old, new, SOURCE, REPLICA, tables=tables_of(this))
+        this.log = this.new
+        if step % 10 == 0:
+            await assert_goes_on(this)
+        else:
+            async with this.client() as client:
+                assert len(await keys(client)) == 18
+    assert steps > 60, steps
