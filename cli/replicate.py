@@ -122,6 +122,8 @@ def promote(
             "give --from, the source, or --force where it cannot be reached, or --forget behind that", argument="from"
         )
     _check_two(source, url)
+    if tables and not source:
+        raise InvalidRequest("--tables go on with the replica of a log of nodes: give --from", argument="tables")
     if salvage is not None and not source:
         raise InvalidRequest("--salvage reads the source: give --from", argument="salvage")
     if salvage is not None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ from tests.actors.test_node_migration import (
     logs_of,
     tables_of,
 )
+from tests.actors.test_online_migration_transactions import FarPreparedWal, Parts, PreparedWal, types_in
 from tests.dying_wal import DyingWal, Killed
 from tidewal.runtime.clock import SystemClock
-from tidewal.runtime.errors import InvalidRequest, Moved, ReplicaReadOnly, Unsupported
+from tidewal.runtime.errors import InvalidRequest, Moved, ReplicaReadOnly, Unavailable, Unsupported
 from tidewal.runtime.log.migration_state import check_in_use
+from tidewal.runtime.log.record import RecordType
 from tidewal.runtime.log.replication_state import ReplicationPhase, replication_state
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.replication.promotion import promote, promote_alone
@@ -35,6 +38,10 @@ from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 SOURCE, REPLICA = "memory://source", "memory://replica"
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 TIMES = ReplicationTimes(look_s=0.05, save_s=0.2, halted_s=1.0)
+
+
+class FarDyingWal(DyingWal, FarWal):
+    """A log with higher ids, whose process dies."""
 
 
 def replica_of(home):
@@ -148,6 +155,62 @@ async def test_the_replica_keeps_what_the_source_keeps_and_lets_go_of_the_rest(h
             assert not home.log.channels["rows"].holds.keys() & {"tidewal-replication"}
 
 
+class SharedWal(MemoryWal):
+    """A log that several nodes share: one that has not left may be alive."""
+
+    capabilities = replace(MemoryWal.capabilities, one_node=False)
+
+
+@MEMORY_ONLY
+async def test_a_source_whose_nodes_may_live_is_not_fenced(home) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1))
+        this = Copy(home, home.directory / "copy")  # as a kill leaves it
+    old, new = SharedWal(this.log), FarWal(this.new)
+    async with Replicator(old, new, SOURCE).claimed():
+        pass
+    with pytest.raises(Unavailable, match="nodes belong to the cluster of this log: node-"):
+        await promote(old, new, SOURCE, REPLICA, tables=tables_of(this))
+    await check_in_use(old, SOURCE)
+    await promote(MemoryWal(this.log), new, SOURCE, REPLICA, tables=tables_of(this))  # the log of one node: it is gone
+    this.log = this.new
+    async with this.client() as client:
+        assert await keys(client) == [1]
+
+
+@MEMORY_ONLY
+@pytest.mark.parametrize("decided", [True, False], ids=["decided", "undecided"])
+async def test_what_a_killed_node_had_prepared_is_there_whole_or_not_at_all(
+    home, monkeypatch: pytest.MonkeyPatch, decided: bool
+) -> None:
+    """A transaction over several pchannels, of which one has what was committed, or that nobody has decided."""
+    home.memory = PreparedWal
+    parts = Parts(home.log, decided=decided, patch=monkeypatch)
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE, shards=2)
+
+        async def write() -> None:
+            async with client.transaction() as t:
+                await t.insert("people", home.people(*range(10)))
+
+        writing = asyncio.create_task(write())
+        async with asyncio.timeout(60):
+            await parts.prepared.wait()
+        this = Copy(home, home.directory / "copy")
+        writing.cancel()
+    assert sum(type is RecordType.PREPARE for _, type in types_in(this.log)) >= 2
+    this.memory = FarPreparedWal
+    old, new = PreparedWal(this.log), FarPreparedWal(this.new)
+    async with Replicator(old, new, SOURCE).claimed():
+        pass
+    await promote(old, new, SOURCE, REPLICA, tables=tables_of(this))
+    this.log = this.new
+    async with this.client() as client:
+        await client.insert("people", home.people(10))  # waits for nothing that was prepared
+        assert await keys(client) == ([*range(11)] if decided else [10])
+
+
 @pytest.mark.long
 @MEMORY_ONLY
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -159,7 +222,7 @@ async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: 
         step += 1
         this = Copy(home, tmp_path / f"{step}")
         left = [step]
-        old, new = DyingWal(this.log, left, behind=behind), DyingWal(this.new, left, behind=behind)
+        old, new = DyingWal(this.log, left, behind=behind), FarDyingWal(this.new, left, behind=behind)
         try:
             async with Replicator(old, new, SOURCE).claimed():
                 pass
@@ -167,7 +230,7 @@ async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: 
             break
         except Killed:
             steps += 1
-        old, new = MemoryWal(this.log), MemoryWal(this.new)
+        old, new = MemoryWal(this.log), FarWal(this.new)
         if (await replication_state(new)).phase is ReplicationPhase.NONE:
             async with Replicator(old, new, SOURCE).claimed():
                 pass

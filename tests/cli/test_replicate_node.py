@@ -80,6 +80,7 @@ def test_the_log_of_a_running_node_is_replicated_and_promoted(
     assert json.loads(command("replicate", "--to", replica, "--status", "--json").out)["of_node"] is True
     refused = command("promote", replica, "--force")
     assert (refused.status, "--from" in refused.err) == (2, True)
+    assert "give --from" in command("promote", replica, "--force", "--tables", str(data / "tables")).err
     assert "--tables" in command("promote", replica, "--from", source).err
     ended = command("promote", replica, "--from", source, "--tables", str(data / "tables"))
     assert ended.status == 0, ended.err
