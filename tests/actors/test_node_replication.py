@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.actors.test_inputs_over_owners import GROUP, IN, OUT, commit, forget_to_store, numbers
+from tests.actors.test_migrated_positions import ApartWal, FarApartWal
 from tests.actors.test_node_migration import (
     Copy,
     DyingTables,
@@ -209,6 +211,30 @@ async def test_what_a_killed_node_had_prepared_is_there_whole_or_not_at_all(
     async with this.client() as client:
         await client.insert("people", home.people(10))  # waits for nothing that was prepared
         assert await keys(client) == ([*range(11)] if decided else [10])
+
+
+@MEMORY_ONLY
+async def test_positions_that_transactions_have_moved_are_known_in_the_replica(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is decided, and no group has stored yet."""
+    home.memory = ApartWal
+    other = replica_of(home)
+    other.memory = FarApartWal
+    async with home.client() as client:
+        for topic in (IN, OUT):
+            await client.create_topic(topic, 1)
+        await client.send(IN, "0")
+        async with await client.subscribe(IN, GROUP) as member:
+            with monkeypatch.context() as dying:
+                forget_to_store(dying)
+                await commit(client, member, await anext(member))
+                await client.send(IN, "1")
+                await member.aclose()
+    await replicated(home, other)
+    await promoted(home, other)
+    async with other.client() as client, await client.subscribe(IN, GROUP) as member:
+        assert numbers(await anext(member)) == [1]
 
 
 @pytest.mark.long
