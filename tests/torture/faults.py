@@ -13,8 +13,7 @@ GARBAGE = 30  # entries at a time: a reader stops at 100 bad records in a row
 WORKERS = ("kill", "pause", "kill", "clock")  # what happens to processes; each as often as it stands here
 VERSION_AT = 2  # in a record
 FROM_OUTSIDE = ("garbage", "delete", "garbage", "grow")
-MOVE = "move"  # at the round's end, whenever it is drawn
-MOVES = 0.5  # of the rounds over a log that can be moved
+MOVED = 0.5  # of the rounds over a log that can be moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,11 @@ def draw(
     round_s: float,
     decisive: Sequence[str] = (),
     *,
-    moves: bool = False,
+    moves: Sequence[str] = (),
 ) -> list[Fault]:
     """The faults of a round, in order. Those of the log itself, of processes, and from outside come equally often; one
-    that is `decisive`, where there are such, comes in any case, once the clients have begun. A log that `moves` goes
-    over to another one behind some of the rounds."""
+    that is `decisive`, where there are such, comes in any case, once the clients have begun. Behind some of
+    the rounds another log takes the place of this one, in one of the ways in `moves`."""
     found: list[Fault] = []
     for _ in range(rng.randint(*PER_ROUND)):
         kind = rng.choice(rng.choice((of_log, WORKERS, FROM_OUTSIDE)))
@@ -52,8 +51,8 @@ def draw(
     if decisive:
         at_s = rng.uniform(round_s / 4, round_s)
         found.append(Fault(at_s, rng.choice(decisive), "", rng.uniform(*LENGTHS_S), rng.randrange(2**32)))
-    if moves and rng.random() < MOVES:
-        found.append(Fault(round_s, MOVE, "", 0.0, rng.randrange(2**32)))
+    if moves and rng.random() < MOVED:
+        found.append(Fault(round_s, rng.choice(moves), "", 0.0, rng.randrange(2**32)))
     return sorted(found, key=lambda fault: fault.at_s)
 
 

@@ -52,7 +52,7 @@ class LogUnderTest:
     of the `decisive` ones, which alone can show some broken promise."""
 
     programs: ClassVar[Sequence[Program]] = ()
-    moves: ClassVar[bool] = False  # `next_url` is another log, to which this one can be migrated
+    moves: ClassVar[Sequence[str]] = ()  # ways in which `next_url`, or a replica, can take its place
     decisive: ClassVar[Sequence[str]] = ()
     url = ""
     disturbances: dict[str, Disturb]
@@ -71,8 +71,8 @@ class LogUnderTest:
         """Delete a channel from outside, behind Tidewal's back where there is such a way."""
         await wal.drop_channel(channel)
 
-    def next_url(self, number: int) -> str:
-        """The URL of an empty log of the same kind; each `number` has another one."""
+    def next_url(self, name: str) -> str:
+        """The URL of an empty log of the same kind; each `name` has another one."""
         raise NotImplementedError
 
     async def open_reader(self) -> Wal:
@@ -81,17 +81,17 @@ class LogUnderTest:
 
 
 class RocksMqUnderTest(LogUnderTest):
-    """A directory. Its disk can be full (see `inside.FillingDisk`)."""
+    """A directory. Its disk can be full (see `inside.FillingDisk`). A replica of it is kept."""
 
-    moves = True
+    moves = ("migrate", "promote")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.url = f"rocksmq://{folder / 'log'}"
         self.disturbances = {"disk full": self._fill}
 
-    def next_url(self, number: int) -> str:
-        return f"rocksmq://{self._folder / f'log-{number}'}"
+    def next_url(self, name: str) -> str:
+        return f"rocksmq://{self._folder / name}"
 
     async def _fill(self, length_s: float, rng: random.Random) -> None:
         flag = self._folder / FULL
@@ -175,7 +175,7 @@ class _ProxiedKafka(KafkaCluster):
 class KafkaUnderTest(_Proxied):
     """Three brokers, three copies, two in sync."""
 
-    moves = True
+    moves = ("migrate",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=3)
@@ -197,8 +197,8 @@ class KafkaUnderTest(_Proxied):
         self._url = f"kafka://{addresses}/torture%s?delivery_timeout_s=10&min_insync_replicas=2"
         self.url = self._url % ""
 
-    def next_url(self, number: int) -> str:
-        return self._url % f"-{number}"
+    def next_url(self, name: str) -> str:
+        return self._url % f"-{name}"
 
     async def stop(self, *, keep: bool = False) -> None:
         await asyncio.to_thread(self._cluster.stop, keep=keep)

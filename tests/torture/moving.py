@@ -1,10 +1,11 @@
-"""Between two rounds a log goes over to another one, by `tidewal migrate`, which is killed now and then."""
+"""Between two rounds another log takes the place of a log, by a command that is killed now and then."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tidewal.runtime.log.names import DEFAULT_PREFIX
@@ -15,27 +16,29 @@ from .inside import COPIES
 COMMAND = Path(sys.executable).with_name("tidewal")
 MOST_KILLS = 3
 KILLED_AFTER_S = (0.5, 8.0)  # starting costs most of the first second
-MIGRATED_WITHIN_S = 180.0
+MOVED_WITHIN_S = 180.0
 SHOWN = 500  # characters of what a command that has failed said
 
 
-async def migrate(old: str, new: str, tables: Path, rng: random.Random, log: Path) -> str:
-    """Migrate the log of a node that is stopped. Returns what was wrong, "" for nothing; the commands' words go to
-    `log`, too."""
+async def move(kind: str, old: str, new: str, tables: Path, rng: random.Random, log: Path) -> str:
+    """Let `new` take the place of `old`, the log of a node that is stopped: by `tidewal migrate`, or `promote`, where
+    it is a replica. Returns what was wrong, "" for nothing; the commands' words go to `log`, too."""
+    order = {"migrate": [old, "--to", new], "promote": [new, "--from", old]}[kind]
+    command = [kind, *order, "--tables", str(tables)]
     for _ in range(rng.randint(0, MOST_KILLS)):
-        status, _ = await _run(old, new, tables, log, killed_after_s=rng.uniform(*KILLED_AFTER_S))
+        status, _ = await _run(command, log, killed_after_s=rng.uniform(*KILLED_AFTER_S))
         if status is not None:
             break  # it was faster, and whether it failed is seen below
-    status, said = await _run(old, new, tables, log, killed_after_s=MIGRATED_WITHIN_S)
+    status, said = await _run(command, log, killed_after_s=MOVED_WITHIN_S)
     if status is None:
-        return f"`tidewal migrate` does not end within {MIGRATED_WITHIN_S:g} s"
-    return "" if status == 0 else f"`tidewal migrate` fails: {said[-SHOWN:]}"
+        return f"`tidewal {kind}` does not end within {MOVED_WITHIN_S:g} s"
+    return "" if status == 0 else f"`tidewal {kind}` fails: {said[-SHOWN:]}"
 
 
-async def _run(old: str, new: str, tables: Path, log: Path, *, killed_after_s: float) -> tuple[int | None, str]:
+async def _run(command: Sequence[str], log: Path, *, killed_after_s: float) -> tuple[int | None, str]:
     """The exit status of the command, None where it was killed, and what it said."""
     process = await asyncio.create_subprocess_exec(
-        *(COMMAND, "migrate", old, "--to", new, "--tables", tables),
+        *(COMMAND, *command),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

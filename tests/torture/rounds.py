@@ -37,12 +37,12 @@ from tidewal.runtime.testing.histories import history_checks as checks
 from tidewal.runtime.testing.histories.client_history import ClientCall, load_calls
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
-from .faults import MOVE, Fault, clock_step_ms, draw, garbage
+from .faults import Fault, clock_step_ms, draw, garbage
 from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .member import RETRIED, SENT
-from .moving import drop_copies, migrate
+from .moving import drop_copies, move
 from .workers import Worker
 
 ROUND_S = 40.0
@@ -107,6 +107,7 @@ class Run:
         self._lasting: list[Worker] = []
         self._connections = AsyncExitStack()
         self._moves = 0
+        self._replica = ""
         self._copied: list[int] = []
         self._copied_to: bytes | None = None
 
@@ -130,13 +131,16 @@ class Run:
         await self.log.stop(keep=kind is not None)
 
     async def _start_lasting(self) -> None:
-        """Start the node, connect to it, and start Spark's query."""
+        """Start the node, connect to it, and start Spark's query, and the replicator."""
         self._node = self._start("node", "node", lambda life: (self.log.url, self.folder / "tables"))
         self._lasting.append(self._node)
         self._wal: Wal = await patiently(lambda: open_log(self.log.url, own=False))
         self._connections.push_async_callback(self._wal.close)
         self._client = await patiently(lambda: self._connections.enter_async_context(Client(self._wal)))
         await patiently(lambda: self._client.describe_collection("things"))
+        if "promote" in self.log.moves:
+            replica = self._replica = self.log.next_url(f"replica-{self._moves}")
+            self._lasting.append(self._start("replica", "replicator", lambda life: (self.log.url, replica)))
         if self._spark:
             home = self.folder / f"spark-{self._moves}"
             self._lasting.append(self._start("spark", "spark_copy", lambda life: (self.log.url, home)))
@@ -157,7 +161,8 @@ class Run:
         """The faults of the next round."""
         members = [f"{group}{number}" for group in self._groups for number in range(MEMBERS)]
         clients = [f"client{number}" for number in range(CLIENTS)]
-        workers = ["node", "node", *clients, *members, *(["spark"] if self._spark else [])]
+        others = [each.name for each in self._lasting if each is not self._node]
+        workers = ["node", "node", *clients, *members, *others]
         of_log, decisive = sorted(self.log.disturbances), self.log.decisive
         return draw(rng, of_log, workers, self._round_s, decisive, moves=self.log.moves)
 
@@ -170,12 +175,12 @@ class Run:
                 await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
         self._start_clients(this)
         self._start_members(this)
-        moves = [fault for fault in faults if fault.kind == MOVE]
+        moves = [fault for fault in faults if fault.kind in self.log.moves]
         try:
-            await self._disturb(this, [fault for fault in faults if fault.kind != MOVE])
+            await self._disturb(this, [fault for fault in faults if fault not in moves])
             succeeded = await self._settle(this)
-            for move in moves:
-                await self._move(this, move)
+            for fault in moves:
+                await self._move(this, fault)
             await self._forget(this)
             return succeeded
         except Violation:
@@ -328,9 +333,9 @@ class Run:
             raise Violation(found)
         return succeeded
 
-    async def _move(self, this: Round, move: Fault) -> None:
-        """Let the log go over to another one, in which all must be as it was, and the next rounds go on with that."""
-        self._say(f"  {move}")
+    async def _move(self, this: Round, fault: Fault) -> None:
+        """Let another log take the place of this one. All must be in it as it was, and the next rounds go on there."""
+        self._say(f"  {fault}")
         before = await self._all_of(this)
         late = [worker.name for worker in self._lasting[1:] if not await worker.stop()]
         await patiently(lambda: drop_copies(self._wal))
@@ -339,10 +344,11 @@ class Run:
         if late:
             raise Violation([f"{name} did not end (see {name}.log)" for name in late])
         self._lasting.clear()
-        self._moves += 1
-        old, new, log = self.log.url, self.log.next_url(self._moves), self.folder / "migrate.log"
-        if said := await migrate(old, new, self.folder / "tables", random.Random(move.seed), log):
+        old, new = self.log.url, self._replica if fault.kind == "promote" else self.log.next_url(f"log-{self._moves}")
+        log = self.folder / "move.log"
+        if said := await move(fault.kind, old, new, self.folder / "tables", random.Random(fault.seed), log):
             raise Violation([f"{said} (see {log.name})"])
+        self._moves += 1
         self.log.url, self._copied, self._copied_to = new, [], None
         await self._start_lasting()
         after = await self._all_of(this)
