@@ -180,13 +180,13 @@ class DecidedPositions:
 
 def cluster_with_ids(snapshot: Any, id_in: Callable[[str, bytes], bytes]) -> Any:
     """A snapshot of the cluster's state with the ids of another log in its positions: `id_in` returns that of an id in
-    a channel."""
+    a channel. What was fenced in this log moves none there: a commit that comes so late has ids of this log."""
     transactions = snapshot.get("transactions")
     if transactions is None or "positions" not in transactions:
         return snapshot
     positions = [
-        [group, channel, *rest, id_in(channel, upto) if upto else b"", metadata]
-        for group, channel, *rest, upto, metadata in transactions["positions"]["positions"]
+        [group, channel, 0, *rest, id_in(channel, upto) if upto else b"", metadata]
+        for group, channel, _token, *rest, upto, metadata in transactions["positions"]["positions"]
     ]
     moved = {**transactions["positions"], "positions": positions}
     return {**snapshot, "transactions": {**transactions, "positions": moved}}

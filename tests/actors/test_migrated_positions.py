@@ -10,7 +10,7 @@ from tests.actors.test_inputs_over_owners import GROUP, IN, OUT, commit, forget_
 from tests.actors.test_node_migration import FarWal
 from tests.actors.test_online_migration import NEW, OLD, MemoryOpener, node_on
 from tests.actors.test_topics import read
-from tidewal.runtime.errors import Fenced
+from tidewal.runtime.errors import DeadlineExceeded, Fenced
 from tidewal.runtime.log.migration_state import check_in_use
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
@@ -72,3 +72,31 @@ async def test_what_is_decided_and_not_stored_is_known_in_the_other_log(
         async with await client.subscribe(OUT, "readers") as reader:
             got = await read(reader, 2)
             assert sorted(int(body) for each in got.values() for _, body in each) == [0, 1]
+
+
+async def test_a_commit_that_comes_to_the_other_log_moves_no_position_there(home) -> None:
+    """It was sent for the first time before, and its ids are those of the log that was left."""
+    async with node_on(home, ApartOpener()) as node, node.client() as client:
+        for topic in (IN, OUT):
+            await client.create_topic(topic, 1)
+        await client.send(IN, "0")
+        first, t = await client.subscribe(IN, GROUP), client.transaction()
+        await t.send(OUT, "0")
+        await t.acknowledge(first, await anext(first))
+        calls = t._calls
+
+        async def lost(*_) -> int:
+            raise DeadlineExceeded("no door has got it", outcome_unknown=True)
+
+        t._calls = replace(calls, commit=lost)
+        with pytest.raises(DeadlineExceeded):
+            await t.commit()
+        await first.aclose()
+        await node.migrate(NEW)
+        t._calls = calls
+        with pytest.raises(Fenced):
+            await t.commit()
+        async with await client.subscribe(IN, GROUP) as member:
+            pack = await anext(member)
+            assert numbers(pack) == [0]
+            await commit(client, member, pack)

@@ -107,6 +107,7 @@ def test_positions_are_in_a_snapshot_of_the_cluster_and_get_the_ids_of_another_l
     again.restore(cluster_with_ids(wire, lambda channel, id: channel.encode() + id))
     positions = again.transactions.positions
     assert [positions.find("g", channel).upto for channel in "cd"] == [b"c" + (5).to_bytes(8, "big"), b""]
+    assert commit(again.transactions, 2, move(token, 6)) == 0, "what was fenced in one log moves nothing in another"
     without = {name: part for name, part in wire.items() if name != "transactions"}
     assert cluster_with_ids(without, lambda channel, id: id) == without
 
