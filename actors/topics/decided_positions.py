@@ -49,9 +49,8 @@ class MemberPositions:
             if isinstance(member, GroupConsumer) and self.is_open(delivered, state.to_metadata()):
                 found = await self._fence(member.group, delivered.channel)
                 moved = found.decided == state.token and found.upto >= delivered.entries[0].id
-                metadata = found.metadata if moved else state.to_metadata()
-                settled = RecordState.of(metadata)._replace(token=0).to_metadata()
-                await member.go_on_behind(delivered, found.upto if moved else None, settled)
+                settled = _settled(state, found) if moved else state._replace(token=0)
+                await member.go_on_behind(delivered, found.upto if moved else None, settled.to_metadata())
         except Fenced:
             return True
         except TidewalError as error:
@@ -68,8 +67,7 @@ class MemberPositions:
         found = await self._fence(member.group, at.channel)
         if found.decided != state.token or found.upto <= begin:
             return False
-        settled = RecordState.of(found.metadata)._replace(token=0)
-        await member.go_on_behind(at, found.upto, settled.to_metadata())
+        await member.go_on_behind(at, found.upto, _settled(state, found).to_metadata())
         return True
 
     async def token(self, member: GroupMember, delivered: Delivered, mark: Mark) -> int:
@@ -96,6 +94,12 @@ class MemberPositions:
         """Store acknowledgements of a transaction that is committed."""
         if isinstance(member, GroupConsumer):
             await member.acknowledge_decided(acks)
+
+
+def _settled(stored: RecordState, found: DecidedPosition) -> RecordState:
+    """What is stored with a position once it is where transactions have moved it. None of them changes what the
+    member's caller has there, which may have stored more of it since."""
+    return RecordState.of(found.metadata)._replace(own=stored.own, token=0)
 
 
 def _nothing_written(error: TidewalError) -> TidewalError:
