@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...runtime.cluster.decided_positions import DecidedPosition
@@ -19,8 +20,8 @@ FencePosition = Callable[[str, str], Awaitable[DecidedPosition]]
 """Has a node fence the position of a group in a channel, and returns what was decided until then. Raises what the node
 does."""
 
-Mark = Callable[[Delivered, int], Awaitable[None]]
-"""Has a token stored with the position from now on. Raises `Fenced`, and what storing raises."""
+Mark = Callable[[int], Awaitable[None]]
+"""Has a token stored with the position of a delivery from now on. Raises `Fenced`, and what storing raises."""
 
 
 class MemberPositions:
@@ -29,7 +30,7 @@ class MemberPositions:
     def __init__(self, fence: FencePosition) -> None:
         self._fence = fence
         self._tokens: dict[str, tuple[int, int]] = {}  # by channel: the assignment epoch, and its own token in it
-        self._asking = asyncio.Lock()
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by channel
 
     def forget(self) -> None:
         """The member is one of another log now."""
@@ -75,14 +76,14 @@ class MemberPositions:
         stored by `mark`, before the first one. Raises `Fenced`, and what the node and storing raise; no error says that
         anything may be written."""
         channel, epoch = delivered.channel, delivered.assignment_epoch
-        async with self._asking:
+        async with self._asking[channel]:
             known = self._tokens.get(channel)
             if known is not None and known[0] == epoch:
                 return known[1]
             try:
                 found = await self._fence(member.group, channel)
                 self._tokens[channel] = epoch, found.token
-                await mark(delivered, found.token)
+                await mark(found.token)
             except BaseException as error:
                 self._tokens.pop(channel, None)
                 if isinstance(error, TidewalError) and not isinstance(error, Fenced):

@@ -297,12 +297,13 @@ class TopicMember(RecordMember):
 
     async def _token_of(self, pack: RecordPack) -> int:
         """The token under which transactions move the position in the channel of a pack."""
-        with self._fenced_by_moves(pack.channel):
-            return await self._positions.token(self._member, self._delivered(pack), self._mark)
+        with self._fenced_by_moves(pack.channel), self._acknowledging(pack):
+            return await self._positions.token(self._member, self._delivered(pack), partial(self._mark, pack))
 
-    async def _mark(self, delivered: Delivered, token: int) -> None:
-        await self._marks.set(delivered.channel, token)
-        await self._member.annotate(delivered, self._state(delivered.channel).to_metadata())
+    async def _mark(self, pack: RecordPack, token: int) -> None:
+        with self._acknowledging(pack):  # of an assignment that is over, the mark would be another one's
+            await self._marks.set(pack.channel, token)
+            await self._member.annotate(self._delivered(pack), self._state(pack.channel).to_metadata())
 
     @checked
     async def commit(
