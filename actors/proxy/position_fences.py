@@ -31,9 +31,9 @@ class PositionFences:
         if channel not in self._catalog.catalog.channels and channel not in (await self._catalog.catch_up()).channels:
             raise ChannelNotFound(f"{channel} is no channel of a topic, or was dropped", channel=channel)
         author = f"{self._name}-{next(self._numbers)}"
-        event = position_fence(
-            group, channel, author, await self._dropped(), await self._dropped_groups(group, channel)
-        )
+        tokens = self._positions.tokens
+        gone, gone_groups = await self._dropped(), await self._dropped_groups(group, channel)
+        event = position_fence(group, channel, author, gone, gone_groups, tokens)
         try:
             await self._node.cluster.log.propose(event)
         except PreconditionFailed as error:

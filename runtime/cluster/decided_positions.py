@@ -3,7 +3,8 @@ messages count with the positions that it acknowledges, or neither do.
 
     fence_position   group, channel,   only the group's member that has asked `author` for it may have transactions
                      author, gone,     move this position from now on. Positions of the channels `gone`, which were
-                     gone_groups       dropped, and of the groups `gone_groups` are forgotten
+                     gone_groups,      dropped, and of the groups `gone_groups` are forgotten, but for those of a group
+                     tokens            that were fenced behind the first `tokens` fences: it has begun anew
 
 A fence has a number, its token, that no other one has. A member asks for one once it has a channel and before its first
 transaction there, and marks the position that its backend stores with the token, which the backend refuses where
@@ -26,6 +27,7 @@ from ..replicated.records import Event, typed
 
 FENCE_POSITION = "fence_position"
 POSITIONS_MAX = 10_000  # of a group in a channel, that transactions have moved
+GONE_MAX = 100  # channels, and groups, that one fence has forgotten: it is one record
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,11 @@ class DecidedPositions:
         return len(self._positions)
 
     @property
+    def tokens(self) -> int:
+        """How many fences there were."""
+        return self._tokens
+
+    @property
     def channels(self) -> set[str]:
         """Those in which a group has a position here."""
         return {channel for _, channel in self._positions}
@@ -138,8 +145,8 @@ class DecidedPositions:
         """Apply a fence. Raises `PreconditionFailed` where there are too many positions."""
         key = typed(event["group"], str), typed(event["channel"], str)
         author = typed(event["author"], str)
-        gone = {typed(name, str) for name in event["gone"]}, {typed(name, str) for name in event["gone_groups"]}
-        self._forget(*gone)
+        gone, gone_groups = ({typed(name, str) for name in event[kind]} for kind in ("gone", "gone_groups"))
+        self._forget(gone, gone_groups, typed(event["tokens"], int))
         found = self._positions.get(key)
         if found is None and len(self._positions) >= POSITIONS_MAX:
             raise PreconditionFailed(f"transactions have moved {POSITIONS_MAX} positions of groups")
@@ -147,9 +154,9 @@ class DecidedPositions:
         before = found or DecidedPosition(0, "")
         self._positions[key] = replace(before, token=self._tokens, author=author)
 
-    def _forget(self, channels: Collection[str], groups: Collection[str]) -> None:
-        for group, channel in list(self._positions):
-            if channel in channels or group in groups:
+    def _forget(self, channels: Collection[str], groups: Collection[str], tokens: int) -> None:
+        for (group, channel), position in list(self._positions.items()):
+            if channel in channels or (group in groups and position.token <= tokens):
                 del self._positions[group, channel]
 
     # ---- snapshots --------------------------------------------------------------------------------------------------
@@ -192,13 +199,18 @@ def cluster_with_ids(snapshot: Any, id_in: Callable[[str, bytes], bytes]) -> Any
     return {**snapshot, "transactions": {**transactions, "positions": moved}}
 
 
-def position_fence(group: str, channel: str, author: str, gone: Collection[str], gone_groups: Collection[str]) -> Event:
-    """The event of a fence. `author` is a name that no other fence has."""
+def position_fence(
+    group: str, channel: str, author: str, gone: Collection[str], gone_groups: Collection[str], tokens: int
+) -> Event:
+    """The event of a fence. `author` is a name that no other fence has, and `tokens` how many fences were known before
+    the groups were looked up of which `gone_groups` are gone. Of what is gone it has up to `GONE_MAX` names of a kind:
+    the next ones have the others."""
     return {
         "kind": FENCE_POSITION,
         "group": group,
         "channel": channel,
         "author": author,
-        "gone": sorted(gone),
-        "gone_groups": sorted(gone_groups),
+        "gone": sorted(gone)[:GONE_MAX],
+        "gone_groups": sorted(gone_groups)[:GONE_MAX],
+        "tokens": tokens,
     }

@@ -25,7 +25,8 @@ from tidewal.runtime.ownership.prepared import TransactionId
 
 def fenced(positions: DecidedPositions, group: str = "g", channel: str = "c", **gone) -> int:
     """The token of a fence."""
-    positions.fence(position_fence(group, channel, "door-1", gone.get("gone", ()), gone.get("gone_groups", ())))
+    known = {"gone": (), "gone_groups": (), "tokens": positions.tokens, **gone}
+    positions.fence(position_fence(group, channel, "door-1", **known))
     found = positions.find(group, channel)
     assert found is not None
     return found.token
@@ -82,6 +83,26 @@ def test_a_token_of_what_was_forgotten_moves_nothing() -> None:
     assert decisions.positions.groups == {"h"}
 
 
+def test_a_group_that_has_begun_anew_is_not_forgotten_for_one_that_was_dropped() -> None:
+    """It is looked up which groups are gone, and one of them is made again before the fence that says so."""
+    decisions = TransactionDecisions()
+    fenced(decisions.positions)
+    looked_up = decisions.positions.tokens
+    token = fenced(decisions.positions)
+    assert commit(decisions, 1, move(token, 5)) == 7
+    fenced(decisions.positions, group="h", channel="d", gone_groups=["g"], tokens=looked_up)
+    assert decisions.positions.find("g", "c").decided == token
+    fenced(decisions.positions, group="h", channel="d", gone_groups=["g"])
+    assert decisions.positions.groups == {"h"}
+
+
+def test_a_fence_is_a_small_record_however_much_is_gone() -> None:
+    gone = {f"{number:05}" * 50 for number in range(10_000)}
+    event = position_fence("g", "c", "door-1", gone, gone, 1)
+    assert (len(event["gone"]), len(event["gone_groups"])) == (100, 100)
+    assert len(msgpack.packb(event)) < 64 * 1024
+
+
 def test_there_are_no_more_positions_than_the_limit(monkeypatch) -> None:
     monkeypatch.setattr(decided_positions, "POSITIONS_MAX", 2)
     positions = DecidedPositions()
@@ -96,7 +117,7 @@ def test_there_are_no_more_positions_than_the_limit(monkeypatch) -> None:
 def test_positions_are_in_a_snapshot_of_the_cluster_and_get_the_ids_of_another_log() -> None:
     state = ClusterState()
     assert "transactions" not in state.snapshot()
-    state.apply(position_fence("g", "c", "door-1", [], []))
+    state.apply(position_fence("g", "c", "door-1", [], [], 0))
     token = fenced(state.transactions.positions)
     fenced(state.transactions.positions, channel="d")
     assert commit(state.transactions, 1, move(token, 5))
