@@ -75,13 +75,28 @@ async def opened_next(watch: MigrationWatch, url: str, open: OpenLog) -> tuple[s
         state = await watch.until_decided()
         at = state.other if state.phase is MigrationPhase.MIGRATED else url
         try:
-            return await _opened(at, open)
+            found, wal = await _opened(at, open)
+            if at == url or await _is_still(watch, state, wal):
+                return found, wal
         except TidewalError as error:
             if at != url and not error.retryable:
                 raise cannot_follow(url, at, error) from error
             if not error.retryable:
                 raise
         await asyncio.sleep(LOOK_PREPARED_S)
+
+
+async def _is_still(watch: MigrationWatch, state: MigrationState, wal: Wal) -> bool:
+    """Whether the old log is migrated as `state` says, now that the new one is open, as `wal`; else that is closed.
+    Where a migration is taken back, the new log comes into use empty, and the old one has said so before."""
+    is_still = False
+    try:
+        now = await watch.until_decided()
+        is_still = now.phase is MigrationPhase.MIGRATED and now.id == state.id
+    finally:
+        if not is_still:
+            await wal.close()
+    return is_still
 
 
 async def _opened(url: str, open: OpenLog) -> tuple[str, Wal]:

@@ -13,11 +13,13 @@ from tidewal.runtime.log.migration_state import (
     MigrationPhase,
     MigrationState,
     change_migration_state,
+    check_in_use,
     come_into_use,
     migration_state,
 )
 from tidewal.runtime.log.migration_watch import MigrationWatch, left_meanwhile, opened_next
 from tidewal.runtime.log.wal import ChannelInfo, Entry, Start, Wal
+from tidewal.runtime.migration.migration import cancel_migration
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 OLD, NEW = "memory://old", "memory://new"
@@ -95,6 +97,29 @@ async def test_the_next_log_is_the_new_one_once_it_is_in_use_or_the_old_one_agai
     assert (await going)[0] == "memory://third"
     await come_into_use(MemoryWal(log))
     assert (await opened_next(MigrationWatch(MemoryWal(log), OLD), OLD, open_log))[0] == OLD
+
+
+async def test_a_new_log_that_is_in_use_for_the_migration_was_taken_back_is_not_gone_on_with() -> None:
+    """It is empty, and others go on with the old one."""
+    log, other = MemoryLog(), MemoryLog()
+    for state in (MIGRATING, MIGRATED):
+        await change_migration_state(MemoryWal(log), state)
+    for phase in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
+        await change_migration_state(MemoryWal(other), MigrationState(phase, "m", OLD))
+    opened: list[str] = []
+
+    async def open_log(url: str) -> Wal:
+        opened.append(url)
+        if len(opened) == 1:  # it is seen that it was migrated, then the process stands still
+            await cancel_migration(MemoryWal(log), MemoryWal(other), NEW, settle_s=0)
+        wal = MemoryWal(log if url == OLD else other)
+        await check_in_use(wal, url)
+        return wal
+
+    url, wal = await opened_next(MigrationWatch(MemoryWal(log), OLD), OLD, open_log)
+    assert (url, opened) == (OLD, [NEW, OLD])
+    assert isinstance(wal, MemoryWal)
+    assert wal.log is log
 
 
 async def test_who_cannot_open_the_new_log_is_told_where_it_is() -> None:
