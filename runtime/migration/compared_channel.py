@@ -58,7 +58,7 @@ class ComparedChannel:
         self.bytes: int = 0
         self.last: IdPair = IdPair(b"", b"")
         self._rewrite = rewrite
-        self._first_old = b""
+        self._first = IdPair(b"", b"")
         self._checksum = xxhash.xxh3_128()
         self._last_checksum = ""  # of the last one alone
         self._index: list[IdPair] = []
@@ -97,12 +97,16 @@ class ComparedChannel:
         digest = self._checksum.hexdigest()
         return ChannelProof(self.entries, self.bytes, digest, *self.last, info.latest_id or b"")
 
-    async def goes_on(self, old: Wal, info: ChannelInfo) -> bool:
-        """Whether the channel of which `old` says `info` is still that which was compared, with the same beginning: it
-        may have been dropped and made again, or cut at its front, since."""
+    async def goes_on(self, old: Wal, new: Wal, info: ChannelInfo) -> bool:
+        """Whether the channel of which `old` says `info`, and that of `new`, are still those which were compared, with
+        the same beginning: the old one may have been dropped and made again, or cut at its front, since, and another
+        run may have emptied the new one."""
         if not self.entries:
             return True
-        if info.first_id != self._first_old or (info.latest_id or b"") < self.last.old:
+        if info.first_id != self._first.old or (info.latest_id or b"") < self.last.old:
+            return False
+        there = await new.describe(self.channel)
+        if there.first_id != self._first.new or (there.latest_id or b"") < self.last.new:
             return False
         try:
             async with reading(old, self.channel, FromId(self.last.old, inclusive=True)) as batches:
@@ -114,7 +118,7 @@ class ComparedChannel:
 
     def _add(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
         if not self.entries:
-            self._first_old = ours[0].id
+            self._first = IdPair(ours[0].id, theirs[0].id)
         _add_to(self._checksum, ours)
         for at in range(-self.entries % INDEX_ENTRIES, len(ours), INDEX_ENTRIES):
             self._index.append(IdPair(ours[at].id, theirs[at].id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -93,6 +94,30 @@ async def test_a_switch_that_fails_leaves_the_old_log_in_use_and_may_be_tried_ag
     await begin_switch(old, new)
     await migrate(old, new, OLD, NEW, compared=compared)
     assert not await end_switch(old, new)
+    await assert_same(old, new)
+
+
+class NewIdsWal(MemoryWal):
+    """A log whose ids never come again, also in a channel that is made anew."""
+
+    _ids = itertools.count(1_000, 1_000)
+
+    def submit(self, entries: Sequence[Append], done: Any) -> None:
+        for entry in entries:
+            channel = self.log.channels.get(entry.channel)
+            if channel is not None and not channel.entries:
+                channel.first = next(self._ids)
+        super().submit(entries, done)
+
+
+async def test_what_was_compared_before_another_run_took_it_back_is_copied_again() -> None:
+    """The first run stands still between both parts, while another one takes back what it has copied."""
+    old, new = MemoryWal(MemoryLog()), NewIdsWal(MemoryLog())
+    await filled(old)
+    compared = await prepare(old, new, OLD, NEW)
+    await cancel_migration(old, new, NEW)
+    await old.append("orders", b"meanwhile")
+    await migrate(old, new, OLD, NEW, compared=compared)
     await assert_same(old, new)
 
 
