@@ -48,11 +48,11 @@ class LeaseWatch:
     async def end_silent(self) -> None:
         """Look, and evict the members of which nothing came for as long as their leases. Raises what `look` does, and
         errors of the log."""
+        now_s = asyncio.get_running_loop().time()  # of what came after this, a slow look may have read nothing
         node = await NodeLog.read_states(self._old)
         if node is None or node.cluster is None:
             return
         self._note(node.cluster)
-        now_s = asyncio.get_running_loop().time()
         silent = [
             member.incarnation
             for member in node.cluster.members.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,6 +13,7 @@ from tidewal.runtime.cluster.cluster_log import ClusterLog
 from tidewal.runtime.cluster.detector import MARGIN
 from tidewal.runtime.cluster.state import EVICTED, NodeMember
 from tidewal.runtime.log.names import Names
+from tidewal.runtime.log.wal import Entry, Start
 from tidewal.runtime.migration.lease_watch import LeaseWatch
 from tidewal.runtime.testing.clock import VirtualLoop
 from tidewal.runtime.testing.memory import MemoryWal
@@ -59,6 +60,27 @@ async def test_a_member_that_renews_is_not_evicted_and_a_silent_one_is_waited_fo
         passed_s = 13 - round(LEASE_S * (1 + MARGIN))
         assert await waited_s(leases) == pytest.approx(LEASE_S * (1 + MARGIN) - passed_s, abs=1.01)
         assert not await waited_s(leases)
+
+
+class SlowWal(MemoryWal):
+    """A log that answers a look after `delay_s`."""
+
+    delay_s = 0.0
+
+    async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
+        async for entries in super().read(channel, start):
+            await asyncio.sleep(self.delay_s)
+            yield entries
+
+
+async def test_a_member_is_not_evicted_for_what_a_slow_look_has_not_seen() -> None:
+    async with cluster_of("renews") as (wal, log, _):
+        slow = SlowWal(wal.log)
+        leases = LeaseWatch(slow)
+        await leases.look()
+        slow.delay_s = 2 * LEASE_S
+        await leases.end_silent()
+        assert log.cluster.members.keys() == {"renews"}
 
 
 async def test_who_was_evicted_by_others_is_waited_for_and_who_has_left_is_not() -> None:
