@@ -33,9 +33,9 @@ async def mirrored_channel(
     ids: Iterable[bytes] = (),
 ) -> Mapping[bytes, bytes]:
     """Bring a channel of the new log, which is there, to where the old one was when `info` was made, and compare them
-    behind what this run has compared. One that was made anew in one of the logs since is begun anew. Entries go over as those
-    of a `node`, where one has used the log. Returns what `ComparedChannel.compare` does, for `positions` and `ids`;
-    raises what that, `copy_channel` and the logs raise."""
+    behind what this run has compared. One that was made anew in one of the logs since is begun anew. Entries go over as
+    those of a `node`, where one has used the log. Returns what `ComparedChannel.compare` does, for `positions` and
+    `ids`; raises what that, `copy_channel` and the logs raise."""
     name = info.name
     compared = run.compared.get(name)
     if compared is not None and not await compared.goes_on(run.old, run.new, info):

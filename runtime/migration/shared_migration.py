@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from ..clock import Clock
-from ..errors import CorruptLog, InvalidRequest, PositionLost, TidewalError, Unavailable
-from ..log.migration_state import MigrationPhase, migration_state
+from ..errors import CorruptLog, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
+from ..log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState, migration_state
 from ..log.wal import Wal
 from .beginning import LOOKS, check_source
 from .group_positions import idle_groups
@@ -42,20 +42,24 @@ async def migrate_in_use(
     seconds to leave it, and `clock` gives records their time.
 
     Raises what `prepare` and `migrate` do, and `Unavailable`, which names who has not left. After an error `old` is in
-    use again, unless it is migrated; this may be called again, or be taken back. Killed in between, what uses `old`
-    waits for that."""
+    use again, unless it is migrated, or another run has the migration (`Fenced`); this may be called again, or be taken
+    back. Killed in between, what uses `old` waits for that."""
     await check_source(old, new_url)
     leases = LeaseWatch(old, clock)
     await leases.look()
-    phase, compared = (await migration_state(old)).phase, None
+    state, compared = await migration_state(old), None
+    phase = state.phase
     if phase.in_use:
         compared = await prepare(old, new, old_url, new_url, tables=tables, on_progress=on_progress, settle_s=settle_s)
+        state = await migration_state(old)
         await leases.over()  # those of before, while all goes on
     try:
         if phase.in_use:
+            await _check_same(old, state)
             await begin_switch(old, new)
         if phase.in_use or phase is MigrationPhase.MIGRATING:
-            await _until_left(old, tables, leases, on_progress, leave_s)
+            await _until_left(old, state, tables, leases, on_progress, leave_s)
+        await _check_same(old, state)
         return await migrate(
             old,
             new,
@@ -66,20 +70,38 @@ async def migrate_in_use(
             settle_s=settle_s,
             compared=compared,
         )
+    except Fenced:  # another run has the migration, or has ended it: what becomes of the old log is up to that
+        raise
     except (TidewalError, asyncio.CancelledError):
         if await end_switch(old, new):
             on_progress("the old log is in use again")
         raise
 
 
+async def _check_same(old: Wal, state: MigrationState) -> None:
+    """Raise `Fenced` where `old` is in the migration of `state` no more."""
+    if (await migration_state(old)).id != state.id:
+        raise Fenced(
+            "this migration was taken back, and this run of it stops: begin again, where it is wanted",
+            channel=MIGRATION_CHANNEL,
+        )
+
+
 async def _until_left(
-    old: Wal, tables: NodeTables | None, leases: LeaseWatch, on_progress: OnProgress, leave_s: float
+    old: Wal,
+    state: MigrationState,
+    tables: NodeTables | None,
+    leases: LeaseWatch,
+    on_progress: OnProgress,
+    leave_s: float,
 ) -> None:
     """Wait until no node and no member of a group uses `old`, and nothing rests on the lease of a node. Raises
-    `Unavailable` where one has not left after `leave_s` seconds."""
+    `Unavailable` where one has not left after `leave_s` seconds, and `Fenced` where the migration of `state` is taken
+    back."""
     loop = asyncio.get_running_loop()
     until, said, looks = loop.time() + leave_s, "", LOOKS
     while True:
+        await _check_same(old, state)
         try:
             await leases.end_silent()
             await NodeLog.read(old, tables)

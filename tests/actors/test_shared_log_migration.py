@@ -17,8 +17,9 @@ from tests.actors.shared_logs import NEW, OLD, SharedNodes
 from tests.actors.test_online_migration import KEYS, Reader, send_all
 from tidewal.actors.cluster_member import ClusterMember
 from tidewal.actors.shared_log_migration import SharedLogMigration
-from tidewal.runtime.errors import Moved, Unavailable
-from tidewal.runtime.log.migration_state import MigrationPhase
+from tidewal.runtime.errors import Fenced, Moved, Unavailable
+from tidewal.runtime.log.migration_state import MigrationPhase, migration_state
+from tidewal.runtime.migration.lease_watch import LeaseWatch
 from tidewal.runtime.migration.node_log import NodeLog
 from tidewal.runtime.testing.clock import until
 
@@ -217,6 +218,64 @@ async def test_a_command_that_is_interrupted_in_the_switch_lets_all_go_on(nodes:
         assert traffic.acknowledged > acknowledged + 20
         await nodes.migrate()
     await traffic.check()
+
+
+async def test_a_migration_that_is_taken_back_beside_its_command_is_not_begun_again(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command waits for leases meanwhile, and no node has come back yet."""
+    await nodes.start("a")
+    over = LeaseWatch.over
+    calls: list[int] = []
+
+    async def over_slowly(self: LeaseWatch) -> None:
+        await over(self)
+        calls.append(len(calls))
+        if len(calls) == 2:  # all have left
+            await nodes.cancel()
+
+    monkeypatch.setattr(LeaseWatch, "over", over_slowly)
+    with pytest.raises(Fenced, match="was taken back"):
+        await nodes.migrate()
+    assert len(calls) == 2
+    assert await nodes.phase() is MigrationPhase.OPEN
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+
+
+async def test_of_two_commands_at_once_the_later_one_ends_what_the_earlier_one_began(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one stands still in the midst of the switch, and finds that it was overtaken."""
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+        read, claims = NodeLog.read, dict[str, asyncio.Event]()
+
+        async def read_late(old: Any, tables: Any, *, in_use: bool = False) -> NodeLog | None:
+            found, run = await read(old, tables, in_use=in_use), (await migration_state(old)).run
+            if run and run not in claims and await nodes.phase() is MigrationPhase.MIGRATING:
+                claims[run] = asyncio.Event()
+                await claims[run].wait()
+            return found
+
+        monkeypatch.setattr(NodeLog, "read", read_late)
+        earlier = asyncio.create_task(nodes.migrate())
+        while len(claims) < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        later = asyncio.create_task(nodes.migrate())
+        while len(claims) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for claim, migrating in zip(claims.values(), (earlier, later), strict=True):
+            claim.set()
+            await asyncio.wait([migrating])
+        with pytest.raises(Fenced):
+            await earlier
+        await later
+        assert await nodes.phase() is MigrationPhase.MIGRATED
+        assert await client.count("people", consistency="strong") == 1
 
 
 async def test_a_node_that_is_stopped_while_it_waits_ends(nodes: SharedNodes) -> None:
