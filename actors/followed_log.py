@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from ..runtime.errors import Closed, Moved, TidewalError
 from ..runtime.log.following import FollowingWal
@@ -58,7 +59,8 @@ class FollowedLog:
             _log.info("%s is migrated by a command: this client waits", shown_url(url))
             self.following.leave()
             try:
-                await wal.close()
+                with suppress(TidewalError):  # it is left all the same
+                    await wal.close()
                 url, wal = await self._next(url)
             except BaseException:
                 self.following.fail(Closed("the client was closed while its log was migrated"))

@@ -30,7 +30,7 @@ from ..runtime.config.fitting import fitted
 from ..runtime.config.loading import wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.direct.network import Network
-from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest
+from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest, TidewalError
 from ..runtime.log.following import FollowingWal
 from ..runtime.log.opening import find_backend
 from ..runtime.log.wal import Wal
@@ -71,6 +71,8 @@ _starts_without_loop = itertools.count()
 ROLES: tuple[type[Role], ...] = (MixCoord, StreamingNode, Proxy, DataNode, QueryNode)
 
 REPLACED_S = 10.0  # of a node that ends, until others have loaded what only it has
+STARTED_S = 600.0  # for the roles of a node whose log was migrated to start, until the node ends
+START_AGAIN_S = 0.5
 HAND_OVER_S = 2.0  # of a node that ends, without a channel that moves
 STUCK_S = 30.0  # without a handled message, though some wait, until a role counts as stuck
 
@@ -241,12 +243,23 @@ class Standalone:
             _log.exception("the roles of %s have stopped, not all of them in order", self.node.name)
 
     async def _go_on_with(self, wal: Wal) -> bool:
-        """Start the roles on another log, or on the same one again, as `_start_roles` does."""
+        """Start the roles on another log, or on the same one again, as `_start_roles` does. Where the log fails for a
+        moment they are started again: nobody may start this process anew, with the URL of the right one."""
         assert self._following is not None
-        self.node = self._node_on(wal)
-        self._on_incarnation(self.node.incarnation)
-        self._following.arrive(wal)
-        if not await self._start_roles():
+        until_s = self._hybrid.clock.monotonic() + STARTED_S
+        started: bool | None = None
+        while started is None:
+            self.node = self._node_on(wal)
+            self._on_incarnation(self.node.incarnation)
+            self._following.arrive(wal)
+            try:
+                started = await self._start_roles()
+            except TidewalError as error:
+                if not error.retryable or self._hybrid.clock.monotonic() >= until_s:
+                    raise
+                _log.warning("the roles of %s are started again: %s", self.node.name, error)
+                await asyncio.sleep(START_AGAIN_S)
+        if not started:
             return False
         self._phase = "running"
         self._shared_migration.begin()  # it may be another kind of log

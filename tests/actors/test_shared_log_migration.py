@@ -100,6 +100,29 @@ async def test_a_node_that_is_killed_before_it_has_left_is_evicted_and_waited_fo
     assert any("b-" in line for line in said), said
 
 
+async def test_a_node_whose_new_log_fails_for_a_moment_starts_its_roles_again(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await nodes.start("a")
+    begin, failed = ClusterMember.open, list[None]()
+
+    async def flaky(self: ClusterMember, *args: Any, **options: Any) -> None:
+        if len(failed) < 2 and nodes.logs.get(NEW) is not None:
+            failed.append(None)
+            raise Unavailable("the broker does not answer")
+        await begin(self, *args, **options)
+
+    monkeypatch.setattr(ClusterMember, "open", flaky)
+    traffic = Traffic(nodes)
+    async with traffic.running():
+        await asyncio.sleep(1)
+        await nodes.migrate()
+        await asyncio.sleep(10)
+    await traffic.check()
+    assert len(failed) == 2
+    assert nodes.running["a"].error is None
+
+
 async def test_a_node_that_is_started_meanwhile_waits(nodes: SharedNodes) -> None:
     await nodes.start("a")
     async with nodes.client() as client:
