@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from ..errors import CorruptLog
+from ..errors import CorruptLog, PositionLost
 from ..log.names import Names
 from ..log.wal import ChannelInfo, FromId, Wal
 from ..migration.channel_copy import Check
@@ -56,9 +56,16 @@ async def bring_node(
 
 async def kept_from(source: Wal, target: Wal, info: ChannelInfo) -> bytes | None:
     """From which id on the replica keeps a channel of nodes, of which the source says `info`: what is left there may be
-    in no table yet, or be pending, and only the nodes know up to where. None where the replica has nothing of it."""
-    first = await entry_at(source, info, info.first_id or b"")
-    return None if first is None else await target.id_at(info.name, first.timestamp)
+    in no table yet, or be pending, and only the nodes know up to where. None where the replica has nothing of it.
+    Raises `PositionLost` where the source has removed its first entry since: it has another one now."""
+    if not info.first_id:
+        return None
+    first = await entry_at(source, info, info.first_id)
+    if first is None:
+        raise PositionLost(
+            f"the first entry of {info.name} was removed meanwhile", channel=info.name, requested=info.first_id
+        )
+    return await target.id_at(info.name, first.timestamp)
 
 
 async def _read(source: Wal, target: Wal, tables: NodeTables | None) -> tuple[NodeLog, Places]:

@@ -452,7 +452,7 @@ class Replicator:
                 await self._change(after)
         for name, place in places.items():
             if name in self._mirrored:
-                with suppress(ChannelNotFound):  # dropped meanwhile
+                with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
                     await self._let_go(name, self._mirrored[name], place)
 
     async def save_node(self, node: Mapping[str, Any]) -> None:

@@ -268,3 +268,34 @@ async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: 
             async with this.client() as client:
                 assert len(await keys(client)) == 18
     assert steps > 60, steps
+
+
+class CutWal(MemoryWal):
+    """A log that a node truncates while a replicator looks at where it begins."""
+
+    cut: bytes | None = None
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await super().hold(channel, holder, id)
+        if channel == "pending" and self.cut is not None:
+            cut, self.cut = self.cut, None
+            await self.truncate(channel, cut)
+
+
+@MEMORY_ONLY
+async def test_what_is_pending_stays_in_the_replica_when_the_source_is_cut_meanwhile(home) -> None:
+    async with home.people_client():
+        pass
+    home.memory, other = CutWal, replica_of(home)
+    async with logs_of(home, other) as (old, new):
+        await old.create_channel("pending", ChannelPolicy(retention_s=None))
+        ids = [await old.append("pending", b"%d" % number, number << 18) for number in range(1, 9)]
+        async with replicating(old, new):
+            await asyncio.sleep(1)
+            await old.truncate("pending", ids[2])
+            old.cut = ids[5]
+            await old.append("pending", b"9", 9 << 18)
+            await asyncio.sleep(1)
+            assert old.cut is None
+            there = [bytes(each.payload) for each in other.log.channels["pending"].entries]
+            assert there == [b"6", b"7", b"8", b"9"]
