@@ -62,8 +62,10 @@ class SharedLogMigration:
 
     async def has_left(self) -> bool:
         """Whether the log is in use no more, though it was when it was opened. To be asked by a node that has become a
-        member: either the command waits for it, or it must not begin."""
-        return self._is_shared and self._logs is not None and await left_meanwhile(self._logs.wal)
+        member: either the command waits for it, or it must not begin. Raises `Moved` where a replica was promoted."""
+        if not self._is_shared or self._logs is None:
+            return False
+        return await left_meanwhile(self._logs.wal, shown_url(self._logs.url))
 
     async def _run(self) -> None:
         try:

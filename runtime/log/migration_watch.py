@@ -14,6 +14,7 @@ from typing import TypeAlias
 from ..errors import ConfigError, Moved, TidewalError
 from .migration_state import MigrationPhase, MigrationState, MigrationStates, migration_state
 from .redaction import shown_url
+from .replication_state import check_not_replica
 from .wal import Wal
 
 LOOK_S = 2.0  # between two looks at a log of which nothing is migrated
@@ -109,11 +110,12 @@ async def _opened(url: str, open: OpenLog) -> tuple[str, Wal]:
             url = further.url
 
 
-async def left_meanwhile(wal: Wal) -> bool:
-    """Whether the log, which was in use when it was opened, is in use no more. A process that becomes a user of it, by
-    a record, asks behind that: either the migration sees the record, or the process the migration. Raises errors of the
-    log."""
+async def left_meanwhile(wal: Wal, shown: str) -> bool:
+    """Whether the log, shown as `shown`, which was in use when it was opened, is migrated since. A process that becomes
+    a user of it, by a record, asks behind that: either the migration or the promotion sees the record, or the process
+    sees them. Raises `Moved` where a replica was promoted since, and errors of the log."""
     try:
+        await check_not_replica(wal, shown)
         return not (await migration_state(wal)).phase.in_use
     except ConfigError:  # it may not look
         return False

@@ -14,6 +14,7 @@ from ..errors import CorruptLog, Fenced, InvalidRequest, PositionLost, TidewalEr
 from ..log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState, migration_state
 from ..log.wal import Wal
 from .beginning import LOOKS, check_source
+from .channel_copy import Check, unchecked
 from .group_positions import idle_groups
 from .lease_watch import LeaseWatch
 from .migration import MigrationProof, OnProgress, migrate
@@ -58,7 +59,7 @@ async def migrate_in_use(
             await _check_same(old, state)
             await begin_switch(old, new)
         if phase.in_use or phase is MigrationPhase.MIGRATING:
-            await _until_left(old, state, tables, leases, on_progress, leave_s)
+            await until_left(old, tables, leases, lambda: _check_same(old, state), on_progress, leave_s)
         await _check_same(old, state)
         return await migrate(
             old,
@@ -87,21 +88,21 @@ async def _check_same(old: Wal, state: MigrationState) -> None:
         )
 
 
-async def _until_left(
+async def until_left(
     old: Wal,
-    state: MigrationState,
     tables: NodeTables | None,
     leases: LeaseWatch,
-    on_progress: OnProgress,
-    leave_s: float,
+    check: Check = unchecked,
+    on_progress: OnProgress = lambda _: None,
+    leave_s: float = LEAVE_S,
 ) -> None:
-    """Wait until no node and no member of a group uses `old`, and nothing rests on the lease of a node. Raises
-    `Unavailable` where one has not left after `leave_s` seconds, and `Fenced` where the migration of `state` is taken
-    back."""
+    """Wait until no node and no member of a group uses `old`, and nothing rests on the lease of a node; one that is
+    silent is evicted. `check` is called before each look. Raises `Unavailable` where one has not left after `leave_s`
+    seconds, and what `check` does."""
     loop = asyncio.get_running_loop()
     until, said, looks = loop.time() + leave_s, "", LOOKS
     while True:
-        await _check_same(old, state)
+        await check()
         try:
             await leases.end_silent()
             await NodeLog.read(old, tables)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ..clock import Clock
 from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable, Unsupported
 from ..log.migration_state import check_not_migrating
 from ..log.redaction import shown_url
@@ -29,8 +30,10 @@ from ..log.replication_state import (
 from ..log.wal import Wal
 from ..migration.channel_copy import check_not_lost
 from ..migration.group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
+from ..migration.lease_watch import LeaseWatch
 from ..migration.migration import ROUNDS_MAX
 from ..migration.node_tables import NodeTables
+from ..migration.shared_migration import until_left
 from .channel_mirror import HOLDER
 from .replicated_node import bring_node, check_node
 from .replicator import Replicator, claim_replica, fenced, holder_of, is_own, release
@@ -38,11 +41,18 @@ from .salvage import counted_place
 
 
 async def promote(
-    source: Wal, target: Wal, source_url: str, target_url: str, *, tables: NodeTables | None = None
+    source: Wal,
+    target: Wal,
+    source_url: str,
+    target_url: str,
+    *,
+    tables: NodeTables | None = None,
+    clock: Clock | None = None,
 ) -> ReplicationState:
     """Bring what `source` has over to its replica `target`, fence it, and bring the replica into use; where it is
     already, only fence. No program has either open. Nodes go on in the replica, with the `tables` that they have filled
-    from the source. May be repeated after an error. Returns what the replica says then.
+    from the source; one that has joined just before the fence has `LEAVE_S` seconds to leave, and is evicted where it
+    is silent (`clock` gives that record its time). May be repeated after an error. Returns what the replica says then.
 
     Raises `InvalidRequest` where `target` is not a replica of `source`, `Moved` and `Unavailable` for a log that was
     migrated or is, `Unavailable` where a group of the source has members, or it is written to all the time,
@@ -56,7 +66,7 @@ async def promote(
     if not await _is_fenced(source, state):
         await _check_groups(source)
     if state.phase is ReplicationPhase.REPLICA:
-        await _bring_over(source, target, state, source_url, target_url, tables)
+        await _bring_over(source, target, state, source_url, target_url, tables, clock)
     return await _end(source, target, source_url, target_url)
 
 
@@ -67,14 +77,19 @@ async def _bring_over(
     source_url: str,
     target_url: str,
     tables: NodeTables | None,
+    clock: Clock | None,
 ) -> None:
     """Bring all over, with `source` fenced on the way, and let `target` say that it is promoted."""
-    replicator = Replicator(source, target, source_url, is_last=True)
+    replicator, leases = Replicator(source, target, source_url, is_last=True), LeaseWatch(source, clock)
     async with replicator.claimed():
+        if not source.capabilities.one_node:
+            await leases.look()  # what was evicted by now is waited for from now on
         await replicator.catch_up()
         if replicator.state.of_node and not replicator.state.node:
             await check_node(source, target, tables)
         await _fence(source, state, target_url, {})
+        if replicator.state.of_node and not replicator.state.node and not source.capabilities.one_node:
+            await until_left(source, tables, leases)  # one may have joined before it could see the fence
         for _ in range(ROUNDS_MAX):
             before = await _ends(source)
             await replicator.catch_up()

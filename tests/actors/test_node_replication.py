@@ -290,6 +290,7 @@ async def test_what_is_pending_stays_in_the_replica_when_the_source_is_cut_meanw
     async with logs_of(home, other) as (old, new):
         await old.create_channel("pending", ChannelPolicy(retention_s=None))
         ids = [await old.append("pending", b"%d" % number, number << 18) for number in range(1, 9)]
+        assert isinstance(old, CutWal)
         async with replicating(old, new):
             await asyncio.sleep(1)
             await old.truncate("pending", ids[2])
