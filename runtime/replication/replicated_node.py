@@ -46,7 +46,8 @@ async def bring_node(
         node, places = await _read(source, target, tables)
         proof = node.proof(places, target.name)
         await check_tables(tables, proof)
-        for name in sorted(node.states.keys() | node.left):
+        there = set(await source.channels())  # a node that ended as it began has made none for its cuts
+        for name in sorted(node.states.keys() | (node.left & there)):
             await _create_as(source, target, name, check)
         await node.write_states(target, "promotion", places, check)
         saved = proof.to_wire()

@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 
-from tests.actors.conftest import PEOPLE, people
+from tests.actors.conftest import PEOPLE, in_place, people
 from tests.actors.shared_logs import NEW, OLD, CommandOpener, SharedNodes
 from tidewal.actors.cluster_member import ClusterMember
+from tidewal.actors.datanode.moved_tables import MovedTables
+from tidewal.runtime.clock import HybridClock, SystemClock
+from tidewal.runtime.cluster.cluster_log import ClusterLog
+from tidewal.runtime.cluster.state import NodeMember
 from tidewal.runtime.errors import Moved
+from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.replication_state import ReplicationPhase, replication_state
 from tidewal.runtime.migration.node_log import NodeLog
 from tidewal.runtime.replication import promotion
 from tidewal.runtime.replication.promotion import promote
 from tidewal.runtime.replication.replicator import Replicator
+from tidewal.runtime.tables.table_store import open_tables
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
@@ -105,3 +112,22 @@ async def test_a_node_that_joins_before_the_fence_and_is_killed_is_evicted(
     assert found.cluster is not None
     assert not found.cluster.members
     assert any(each.startswith("late") for each in found.cluster.gone)
+
+
+async def test_the_log_of_a_node_that_ended_as_it_began_is_promoted(home: Any) -> None:
+    """It has become a member, and had made none of its channels."""
+    clock = HybridClock(SystemClock())
+    old, new = MemoryWal(MemoryLog()), MemoryWal(MemoryLog())
+    log = ClusterLog(old, Names("by-dev"), clock, "test")
+    await log.open()
+    await log.propose(
+        {"kind": "register", **NodeMember("a", "a", ("proxy",), 1_000, number=1).to_wire(), "replaces": ""}
+    )
+    await log.close()
+    async with Replicator(old, new, OLD).claimed():
+        pass
+    await promote(old, new, OLD, NEW, tables=MovedTables(open_tables(home.tables), in_place))
+    found = await NodeLog.read_states(new)
+    assert found is not None
+    assert found.cluster is not None
+    assert "a" in found.cluster.members
