@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from ..clock import compose
 from ..errors import CorruptLog, PositionLost
 from ..log.names import Names
 from ..log.wal import ChannelInfo, FromId, Wal
@@ -21,6 +22,8 @@ from .channel_mirror import entry_at, entry_digest, replicated_digest
 
 SaveProof = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Called with the wire form of where all goes on in the replica; returns when that is durable."""
+
+DISORDER = compose(60_000)  # of timestamps in a channel: what stands so much behind a time is younger
 
 
 def is_written_anew(channel: str, names: Names) -> bool:
@@ -81,8 +84,8 @@ async def _read(source: Wal, target: Wal, tables: NodeTables | None) -> tuple[No
 
 
 async def _place(source: Wal, target: Wal, channel: str, id: bytes) -> bytes:
-    """Where an entry of an owner is in the replica; b"" where one of both logs has it no more. What stands before it in
-    the channel is not younger, and no other has its (term, cseq): time and content find it."""
+    """Where an entry of an owner is in the replica; b"" where one of both logs has it no more. Its content finds it, as
+    no other has its (term, cseq), and its time says where to look: a tick may stand behind what it is older than."""
     entry = await entry_at(source, await source.describe(channel), id)
     if entry is None:
         return b""
@@ -94,11 +97,10 @@ async def _place(source: Wal, target: Wal, channel: str, id: bytes) -> bytes:
                 for each in entries:
                     if entry_digest(each) == wanted:
                         return each.id
-                    if each.timestamp > entry.timestamp:
-                        return _absent(channel, id, is_removed=each.id == there.first_id)
-                if entries[-1].id >= there.latest_id:
+                last = entries[-1]
+                if last.id >= there.latest_id or last.timestamp > entry.timestamp + DISORDER:
                     break
-    return _absent(channel, id, is_removed=False)
+    return _absent(channel, id, is_removed=start is not None and start == there.first_id)
 
 
 def _absent(channel: str, id: bytes, *, is_removed: bool) -> bytes:

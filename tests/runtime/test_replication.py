@@ -60,6 +60,7 @@ from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.migration.channel_copy import stored_entries
 from tidewal.runtime.migration.group_positions import stored_metadata
 from tidewal.runtime.migration.migration import migrate
+from tidewal.runtime.replication import replicated_node
 from tidewal.runtime.replication import replicator as replicating
 from tidewal.runtime.replication.promotion import forget_replica, forget_source, promote, promote_alone, release_source
 from tidewal.runtime.replication.replicated_groups import group_places
@@ -1048,3 +1049,13 @@ async def test_what_a_fenced_replicator_writes_does_not_count(target: Wal) -> No
         await one.change(replace(one.state, claim="one"))
     assert (await replication_state(target)).claim == "other"
     assert [e.id async for e in stored_entries(target, await target.describe(REPLICATION_CHANNEL))]
+
+
+async def test_an_entry_of_a_node_is_found_behind_a_younger_one() -> None:
+    """A tick may have a time just before that of the record in front of it."""
+    source, target = MemoryWal(MemoryLog()), MemoryWal(MemoryLog())
+    ids: list[bytes] = []
+    for wal in (source, target):
+        await wal.create_channel("c", ChannelPolicy())
+        ids = [await wal.append("c", body, ts) for ts, body in ((10, b"create"), (9, b"tick"), (11, b"row"))]
+    assert [await replicated_node._place(source, target, "c", id) for id in ids] == ids  # pyright: ignore[reportPrivateUsage]

