@@ -78,12 +78,18 @@ async def unchecked() -> None:
 
 def movable_entry(channel: str, entry: Entry) -> Entry:
     """An entry as another log is to have it: a `Rewrite`. A dead letter says from then on that the id of its entry is
-    of an earlier log. Raises `Unsupported` as `check_movable` does for the other records that hold ids."""
+    of an earlier log. Raises `Unsupported` for the other records that hold ids."""
     if holds_no_ids(entry.payload):
         return entry
-    if record_type(entry.payload) is RecordType.DEAD_LETTER:
+    kind = record_type(entry.payload)
+    if kind is RecordType.DEAD_LETTER:
         return entry._replace(payload=moved_letter(entry.payload))
-    check_movable(channel, entry)
+    if kind is not None and kind in HOLDING_IDS:
+        raise Unsupported(
+            f"{channel} has a record {kind.name} ({entry.id.hex()}), which holds ids of this log: "
+            "such channels cannot be migrated yet; drop the channel if it is not needed any more",
+            capability="migration",
+        )
     return entry
 
 
@@ -163,17 +169,6 @@ def holds_no_ids(payload: Payload) -> bool:
     """Whether that is sure at a glance: it is of nearly all entries."""
     claimed = claimed_type(payload)
     return claimed is not None and claimed not in HOLDING_IDS
-
-
-def check_movable(channel: str, entry: Entry) -> None:
-    """Raise `Unsupported` for a record that holds ids of its log."""
-    kind = record_type(entry.payload)
-    if kind is not None and kind in HOLDING_IDS:
-        raise Unsupported(
-            f"{channel} has a record {kind.name} ({entry.id.hex()}), which holds ids of this log: "
-            "such channels cannot be migrated yet; drop the channel if it is not needed any more",
-            capability="migration",
-        )
 
 
 async def check_not_lost(old: Wal, info: ChannelInfo, positions: Iterable[bytes]) -> None:

@@ -100,11 +100,7 @@ async def _place(source: Wal, target: Wal, channel: str, id: bytes) -> bytes:
                 last = entries[-1]
                 if last.id >= there.latest_id or last.timestamp > entry.timestamp + DISORDER:
                     break
-    return _absent(channel, id, is_removed=start is not None and start == there.first_id)
-
-
-def _absent(channel: str, id: bytes, *, is_removed: bool) -> bytes:
-    if is_removed:
+    if start is not None and start == there.first_id:  # the replica may have removed it
         return b""
     raise CorruptLog(
         f"the replica lacks the entry {id.hex()} of {channel}: something else has written to it. Take an empty log as "

@@ -157,6 +157,10 @@ class Run:
         """The groups of a round: none where the log has none."""
         return GROUPS if self._wal.capabilities.groups else {}
 
+    def _channels(self, this: Round) -> list[str]:
+        """All channels of a round."""
+        return [name for kind in ("in", *self._groups) for name in this.channels(kind)]
+
     def draw(self, rng: random.Random) -> list[Fault]:
         """The faults of the next round."""
         members = [f"{group}{number}" for group in self._groups for number in range(MEMBERS)]
@@ -170,9 +174,8 @@ class Run:
         """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
         `Violation`."""
         this = Round(next(self._numbers))
-        for kind in ("in", *self._groups):
-            for channel in this.channels(kind):
-                await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
+        for channel in self._channels(this):
+            await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
         self._start_clients(this)
         self._start_members(this)
         moves = [fault for fault in faults if fault.kind in self.log.moves]
@@ -363,7 +366,7 @@ class Run:
         found: dict[str, list[bytes]] = {}
         reader = await patiently(self.log.open_reader)
         try:
-            for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
+            for channel in self._channels(this):
                 entries = await patiently(lambda channel=channel: everything(reader, channel))
                 found[channel] = [bytes(entry.payload) for entry in entries]
         finally:
@@ -377,7 +380,7 @@ class Run:
 
     async def _forget(self, this: Round) -> None:
         """Drop the channels of the round."""
-        for channel in (name for kind in ("in", *self._groups) for name in this.channels(kind)):
+        for channel in self._channels(this):
             await patiently(lambda channel=channel: self._wal.drop_channel(channel))
         if self._groups:
             await patiently(lambda: self._drop_topic(retry_topic_name(TOPIC, f"{this.prefix}-{RETRIED}")))
@@ -420,7 +423,7 @@ class Run:
         sent: Sequence[checks.Content],
         grown: Sequence[checks.Content],
     ) -> list[str]:
-        channels = [channel for kind in ("in", *self._groups) for channel in this.channels(kind)]
+        channels = self._channels(this)
         reader = await patiently(self.log.open_reader)
         try:
             contents = {channel: await self._content(reader, channel) for channel in channels}
