@@ -62,11 +62,11 @@ async def test_a_process_leaves_when_the_log_is_in_use_no_more(monkeypatch: pyte
     await change_migration_state(MemoryWal(log), PREPARING)
     await asyncio.sleep(0.05)
     assert not leaving.done()
-    assert not await left_meanwhile(MemoryWal(log))
+    assert not await left_meanwhile(MemoryWal(log), OLD)
     await change_migration_state(MemoryWal(log), MIGRATING)
     await leaving
-    assert await left_meanwhile(MemoryWal(log))
-    assert not await left_meanwhile(ForbiddenWal(log))
+    assert await left_meanwhile(MemoryWal(log), OLD)
+    assert not await left_meanwhile(ForbiddenWal(log), OLD)
 
 
 async def test_the_next_log_is_the_new_one_once_it_is_in_use_or_the_old_one_again(
