@@ -259,16 +259,17 @@ def test_a_new_term_that_the_log_does_not_store_at_once_is_stored_later():
 def test_errors_of_the_log_are_waited_out():
     """Appends that fail, that are there though an error came, and that never were: each batch is there once."""
 
-    async def main() -> None:
+    async def main(clock: VirtualClock) -> None:
         log = MemoryLog()
         plan = FaultPlan(7, Rates(fail=0.1, unknown=0.1, lost=0.1, delay=0.1), channels="orders")
-        async with open_producer(MemoryWal(log, plan), "shop", CHANNELS) as producer:
+        async with open_producer(MemoryWal(log, plan), "shop", CHANNELS, clock=clock_of(clock)) as producer:
             for number in range(60):
                 await producer.send([(CHANNELS[number % 2], str(number).encode())], deadline_s=1000)
         assert [int(body) for _, body in await everything(log, 60)] == list(range(60))
         assert {fault.split(":")[1] for fault in plan.trace} == {"fail", "unknown", "lost", "delay"}
 
-    run_virtual(main())
+    clock = VirtualClock()
+    run_virtual(main(clock), clock)
 
 
 def test_a_batch_whose_deadline_passes_can_be_sent_again():
