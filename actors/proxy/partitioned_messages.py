@@ -9,7 +9,7 @@ from ...runtime.catalog.topics import Topic
 from ...runtime.delays.delayed import DelayedId, cancellation, check_due, delayed_record, later_ms
 from ...runtime.errors import InvalidRequest, MessageTooLarge
 from ...runtime.log.names import pchannel_of
-from ...runtime.log.record import Record, RecordType
+from ...runtime.log.record import Record, RecordType, Tags, make_record
 from ...runtime.log.wal import Payload
 from ...runtime.rpc.protocol import Params
 from ..local_owner import WritePart
@@ -28,24 +28,26 @@ class PartitionedMessages:
         partitions = topic.partitions_of(epoch)
         channels = [pchannel_of(vchannel) for vchannel in partitions]
         self.records: list[tuple[str, Record]] = []
+        self._largest: dict[str, int] = {}  # bytes of the largest message of each channel
         for partition, key, tags, content in unpack_messages(body):
             if not 0 <= partition < len(channels):
                 raise InvalidRequest(f"topic {topic.name} has partitions 0 to {len(channels) - 1}, not {partition}")
-            check_header(key, tags)
-            vchannel = partitions[partition]
-            record = Record(RecordType.MESSAGE, vchannel=vchannel, key=key, tags=tags, body=content)
-            self.records.append((channels[partition], record))
+            size, channel = check_header(key, tags) + len(content), channels[partition]
+            self.records.append((channel, _message(partitions[partition], key, tags, content)))
+            if size > self._largest.get(channel, -1):
+                self._largest[channel] = size
         self._due_ms = due_ms
         if due_ms:
             self.records = _delayed(topic, self.records, due_ms)
-        self.channels: set[str] = {channel for channel, _ in self.records}
+            sizes = [len(each.body) + header_bytes(each.key, each.tags) for _, each in self.records]
+            self._largest = {self.records[0][0]: max(sizes)}
+        self.channels: set[str] = set(self._largest)
 
     def part(self, params: Params, message_bytes: Mapping[str, int]) -> WritePart:
         """What its owners are asked to append for a request with `params`. Raises `MessageTooLarge` for a message over
         `message_bytes`, those of a message of each pchannel."""
-        for channel, record in self.records:
-            limit = message_bytes[channel] - RECORD_OVERHEAD_BYTES
-            if (size := len(record.body) + header_bytes(record.key, record.tags)) > limit:
+        for channel, size in self._largest.items():
+            if size > (limit := message_bytes[channel] - RECORD_OVERHEAD_BYTES):
                 raise MessageTooLarge(
                     f"a message of {size} bytes for topic {self.topic.name}, which takes up to {limit}: nothing of the "
                     "batch is written",
@@ -87,11 +89,17 @@ def due_ms_of(params: Params, now_ms: int) -> int:
     return max(1, due_ms)
 
 
+def _message(vchannel: str, key: bytes, tags: Tags, body: bytes) -> Record:
+    return make_record(RecordType.MESSAGE, 0, 0, 0, "", 0, None, vchannel, key, tags, "", 0, body)
+
+
 def _delayed(topic: Topic, records: Sequence[tuple[str, Record]], due_ms: int) -> list[tuple[str, Record]]:
     channels = {channel for channel, _ in records}
     if len(channels) > 1 or not topic.delays or not channels <= topic.delay_channels.keys():
         raise InvalidRequest("messages that are due later are sent to one partition each time, which takes such")
-    return [(topic.delay_channels[channel], delayed_record(channel, record, due_ms)) for channel, record in records]
+    (channel,) = channels
+    delays = topic.delay_channels[channel]
+    return [(delays, delayed_record(channel, record, due_ms)) for _, record in records]
 
 
 def _part(

@@ -174,6 +174,8 @@ def bytes_of(value: bytes | str | None) -> bytes:
 
 def header_bytes(key: bytes, tags: Tags) -> int:
     """How much key and tags take in a message. Raises `InvalidRequest` for tags that no record has."""
+    if not tags:  # most have none: what `packb` would make of it
+        return len(key) + (4 if len(key) < 1 << 8 else 5 if len(key) < 1 << 16 else 7)
     given = cast("Mapping[object, object]", tags)  # of a client, or of a request
     if not all(isinstance(name, str) and isinstance(value, _TAG_VALUES) for name, value in given.items()):
         raise InvalidRequest("tags of a message map texts to texts, numbers, bytes or None", argument="tags")
@@ -183,12 +185,13 @@ def header_bytes(key: bytes, tags: Tags) -> int:
         raise InvalidRequest(f"a tag of a message cannot be sent: {error}", argument="tags") from error
 
 
-def check_header(key: bytes, tags: Tags) -> None:
-    """Raise `InvalidRequest` where key and tags are over the limit, or tags have names that an owner gives, or values
-    that no record has."""
+def check_header(key: bytes, tags: Tags) -> int:
+    """The `header_bytes`. Raises `InvalidRequest` where they are over the limit, or tags have names that an owner
+    gives, or values that no record has."""
     if (size := header_bytes(key, tags)) > HEADER_BYTES_MAX:
         raise InvalidRequest(
             f"key and tags of a message take {size} bytes, over {HEADER_BYTES_MAX}: put what is large into its body"
         )
-    if taken := OWNERS_TAGS.intersection(tags):
+    if tags and (taken := OWNERS_TAGS.intersection(tags)):
         raise InvalidRequest(f"a tag of a message cannot be called {min(taken)}: owners use it", argument="tags")
+    return size

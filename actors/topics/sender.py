@@ -114,7 +114,8 @@ def messages_of(given: MessageBodies, key: bytes | str | None, tags: Mapping[str
     for each in listed:
         message = each if isinstance(each, Message) else Message(each, key, tags or {})
         check_header(bytes_of(message.key), message.tags)
-        if not isinstance(message, RetriedMessage) and (taken := RETRIED_TAGS.intersection(message.tags)):
+        taken = RETRIED_TAGS.intersection(message.tags) if message.tags else None
+        if taken and not isinstance(message, RetriedMessage):
             raise InvalidRequest(
                 f"a tag of a message cannot be called {min(taken)}: retry topics use it",
                 argument="tags",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
 
 from ..errors import OutcomeUnknown, TidewalError, Unavailable
-from ..log.record import BatchPart, Record, make_record
+from ..log.record import BatchPart, Record, Tags, make_record
 from .acks import Opened
 from .owned_channel import OwnedChannel
 from .prepared import ATTEMPT, PREPARED_TYPE, TransactionId
@@ -166,30 +166,39 @@ def prepared(
         tags[BATCH_CHANNELS] = channels
     result: list[Record] = []
     for channel, record in records:
-        if SOURCE in record.tags:  # of one that was read, and is sent on: it has no source here
-            record = replace(record, tags={name: tag for name, tag in record.tags.items() if name not in OWNERS_TAGS})
-        if producer and record.producer != producer:
-            record = replace(record, producer=producer, pseq=pseq, tags={**record.tags, **tags})
-        if record.part is None and sizes[channel] > 1:
-            record = replace(record, part=BatchPart(ts, numbers[channel], sizes[channel]))
+        own_tags, name, sequence, part = record.tags, record.producer, record.pseq, record.part
+        if SOURCE in own_tags:  # of one that was read, and is sent on: it has no source here
+            own_tags = {name: tag for name, tag in own_tags.items() if name not in OWNERS_TAGS}
+        if producer and name != producer:
+            name, sequence, own_tags = producer, pseq, {**own_tags, **tags}
+        if part is None and sizes[channel] > 1:
+            part = BatchPart(ts, numbers[channel], sizes[channel])
             numbers[channel] += 1
+        if own_tags is not record.tags or part is not record.part:
+            record = _with_identity(record, name, sequence, part, own_tags)
         result.append(record)
     return result
 
 
 def sourced(source: str, offset: bytes, record: Record) -> Record:
     """The record as the log must have it, so that a next owner knows how far the source has come."""
+    tags = {**record.tags, SOURCE: source, SOURCE_OFFSET: offset}
+    return _with_identity(record, record.producer, record.pseq, None, tags)
+
+
+def _with_identity(record: Record, producer: str, pseq: int, part: BatchPart | None, tags: Tags) -> Record:
+    """The content of `record`, to be stamped by its owner, in a batch that is identified by the rest."""
     return make_record(
         record.type,
         0,
         0,
         0,
-        record.producer,
-        record.pseq,
-        None,
+        producer,
+        pseq,
+        part,
         record.vchannel,
         record.key,
-        {**record.tags, SOURCE: source, SOURCE_OFFSET: offset},
+        tags,
         record.trace,
         record.schema_version,
         record.body,
