@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,6 +95,7 @@ def run(
 async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *, as_json: bool) -> None:
     """Be a node, and print where it is reached once it is ready."""
     from ..actors.standalone import log_url, standalone, tables_of
+    from ..runtime.garbage import collect_rarely
     from ..runtime.log.redaction import shown_url
     from ..runtime.node_name import node_name
 
@@ -112,7 +112,7 @@ async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *
         if node.node.connections.address:
             where["address"] = node.node.connections.address
         print_addresses(where, as_json)
-        _collect_rarely()
+        collect_rarely()
         await node.run()
 
 
@@ -124,15 +124,6 @@ def _places(settings: Settings, data: Path | None) -> tuple[Path, Path]:
         return data, Path("log")
     configured = Path((not settings.wal and embedded_directory(settings)) or DEFAULT_DATA / "log")
     return configured.parent, configured.absolute()
-
-
-def _collect_rarely() -> None:
-    """Let Python look for cycles less often, and not among what was imported. Records on their way to a table or a
-    reader are objects that it would go through at once: half a second for 100,000 of them on a busy machine, while
-    leases run out. They have no cycles, and end with their last reference."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
 
 
 def _run_divided(processes: int, settings: Settings, roles: str, **options: Any) -> None:

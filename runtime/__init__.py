@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         tumbling as tumbling,
     )
     from .errors import TidewalError as TidewalError
+    from .garbage import collect_rarely as collect_rarely
     from .groups.ack_timer import extend_ack_timeout as extend_ack_timeout
     from .groups.processing import Semantics as Semantics, process as process
     from .groups.group_filter import change_group_filter as change_group_filter
@@ -129,6 +130,7 @@ else:
             ".dataflow.windowed": "Windowed",
             ".dataflow.windows": "FixedWindows SessionWindows Window hopping session tumbling",
             ".errors": "TidewalError",
+            ".garbage": "collect_rarely",
             ".groups.ack_timer": "extend_ack_timeout",
             ".groups.processing": "Semantics process",
             ".groups.group_filter": "change_group_filter",

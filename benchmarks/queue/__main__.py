@@ -7,6 +7,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import replace
 
+from tidewal.runtime import collect_rarely
+
 from ..report import Figure
 from ..wal.limits import scratch
 from . import delays, filters, migration, pending, replication, transactions
@@ -33,6 +35,7 @@ def main() -> None:
     names = chosen.only.split(",")
     if unknown := set(names) - set(SUBJECTS):
         parser.error(f"no such subject: {', '.join(sorted(unknown))}")
+    collect_rarely()  # as a node's process does
     sizes = QUICK if chosen.quick else FULL
     sizes = replace(sizes, rounds=chosen.rounds or sizes.rounds, pending=chosen.pending or sizes.pending)
     with scratch() as directory, Bench(directory, sizes) as bench:
