@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from ..runtime.catalog.catalog import Collection
 from ..runtime.catalog.topics import Topic
 from ..runtime.errors import DeadlineExceeded, TidewalError
-from .deadlines import left_s
+from .deadlines import in_s, left_s
 from .turns import Turns, Version
 
 AGAIN_S = 0.1  # until who describes it is asked again, where it does not know yet what an owner does
@@ -75,8 +75,10 @@ class WritePlace(Generic[DescribedT]):
         try:
             async with asyncio.timeout_at(until), self._turns.turn(self._number):
                 while True:
-                    found = await self._described.find(self._name, left_s(until))
-                    if over is not None and _version(found) == _version(over):
+                    found = await self._found(until)
+                    if found is None:
+                        await asyncio.sleep(AGAIN_S)
+                    elif over is not None and _version(found) == _version(over):
                         self._described.forget(over)
                         await asyncio.sleep(AGAIN_S)
                     elif await self._turns.first(self._number):
@@ -87,6 +89,16 @@ class WritePlace(Generic[DescribedT]):
             raise DeadlineExceeded(
                 f"{self._name} was not described in time, or earlier writes to it are not done"
             ) from None
+
+    async def _found(self, until: float) -> DescribedT | None:
+        """What has the name; None where who describes it does not know what became of its own question to the log.
+        Nothing was written then, so the write does not end with that: it is asked again."""
+        try:
+            return await self._described.find(self._name, left_s(until))
+        except TidewalError as error:
+            if not (error.retryable and error.fields.get("outcome_unknown")) or in_s(AGAIN_S) >= until:
+                raise
+            return None
 
     @contextmanager
     def under_way(self, to: DescribedT) -> Generator[None]:

@@ -8,7 +8,7 @@ import pytest
 
 from tidewal.actors.described import Described
 from tidewal.runtime.catalog.topics import Topic
-from tidewal.runtime.errors import DeadlineExceeded
+from tidewal.runtime.errors import DeadlineExceeded, Unavailable
 from tidewal.runtime.testing import run_virtual
 
 BEHIND_S = 1.0  # for how long the leader does not know of an epoch in which owners are already
@@ -19,12 +19,15 @@ class Leader:
     """Describes a topic, in no time."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.unanswered = 0
         self.described: Described[Topic] = Described(self._describe)
 
     async def _describe(self, name: str, within_s: float) -> Topic:
         self.asked += 1
         await asyncio.sleep(0)
+        if self.unanswered:
+            self.unanswered -= 1
+            raise Unavailable("the log did not answer", outcome_unknown=True)
         behind = asyncio.get_running_loop().time() < BEHIND_S
         return self.described.know(OLD if behind else NEW)
 
@@ -66,5 +69,17 @@ def test_a_successor_that_does_not_come_is_waited_for_until_the_deadline(leader:
         place = leader.described.place("t")
         with pytest.raises(DeadlineExceeded):
             await place.in_turn(BEHIND_S / 2, OLD)
+
+    run_virtual(run())
+
+
+def test_a_description_is_asked_for_again_where_the_log_did_not_answer_its_leader(leader: Leader) -> None:
+    async def run() -> None:
+        leader.unanswered = 3
+        assert (await leader.described.place("t").in_turn(BEHIND_S)) == OLD
+        leader.described.forget(OLD)
+        leader.unanswered = 1000
+        with pytest.raises(Unavailable, match="did not answer"):
+            await leader.described.place("t").in_turn(BEHIND_S / 2)
 
     run_virtual(run())
