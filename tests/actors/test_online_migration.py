@@ -16,6 +16,7 @@ import pytest
 import tidewal
 from tests.actors.test_node_migration import FarWal
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.actors import log_migration
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.moved_tables import MovedTables
@@ -620,10 +621,9 @@ async def test_a_member_that_finds_the_log_moved_as_it_joins_is_of_the_new_one(
 
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home, behind: bool) -> None:
+async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home, turn: int, behind: bool) -> None:
     step, phases = 0, set[MigrationPhase]()
-    while True:
-        step += 1
+    for step, number in writes_in_turn(turn):
         opener = DyingOpener(home, step, behind=behind)
         expected = await written_to(home, opener)
         shutil.rmtree(home.tables)
@@ -634,21 +634,21 @@ async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home
         shutil.move(tables, home.tables)
         phase = await after.phase(OLD)
         phases.add(phase)
-        await goes_on_after_a_kill(home, after, phase, expected, step)
+        await goes_on_after_a_kill(home, after, phase, expected, number)
         shutil.rmtree(home.tables)
     assert step > 60, step
     assert phases == {MigrationPhase.PREPARING, MigrationPhase.MIGRATING, MigrationPhase.MIGRATED}
 
 
 async def goes_on_after_a_kill(
-    home: Any, opener: MemoryOpener, phase: MigrationPhase, expected: list[int], step: int
+    home: Any, opener: MemoryOpener, phase: MigrationPhase, expected: list[int], number: int
 ) -> None:
     url = OLD
     if phase is not MigrationPhase.PREPARING:
         with pytest.raises((Unavailable, Moved)):
             await opener.open(OLD)
         old, new = await opener.open_alone(OLD), await opener.open_alone(NEW)
-        if step % 2 and phase is MigrationPhase.MIGRATING:
+        if number % 2 and phase is MigrationPhase.MIGRATING:
             await cancel_migration(old, new, NEW)
         else:
             await migrate(old, new, OLD, NEW, tables=MovedTables(open_tables(home.tables), home.in_place))
@@ -664,10 +664,9 @@ async def goes_on_after_a_kill(
 
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_node_goes_on_with_one_of_the_logs_whichever_write_fails(home, behind: bool) -> None:
+async def test_a_node_goes_on_with_one_of_the_logs_whichever_write_fails(home, turn: int, behind: bool) -> None:
     step, phases = 0, set[MigrationPhase]()
-    while True:
-        step += 1
+    for step, _ in writes_in_turn(turn):
         opener = DyingOpener(home, step, behind=behind, fails=True)
         expected = await written_to(home, opener)
         phase = await opener.phase(OLD)

@@ -13,12 +13,13 @@ import asyncio
 import logging
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.turns import commit_number
 
 from .faults import Fault
 from .logs import LOGS, logs_in_turn
@@ -91,9 +92,8 @@ async def explain(given: argparse.Namespace, faults: Sequence[Fault], folder: Pa
 
 def log_by_commit() -> str:
     """One of the logs that take turns and can be started here, by the commit's hash: so all have their turn."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
     logs = logs_in_turn()
-    return logs[int(head, 16) % len(logs)]
+    return logs[commit_number() % len(logs)]
 
 
 def main() -> int:
