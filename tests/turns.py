@@ -15,8 +15,8 @@ def commit_number() -> int:
 
 
 def writes_in_turn(turn: int) -> Iterator[tuple[int, int]]:
-    """Each `EVERY`th write, counted from 1, for ever: which ones, `turn` says. Each with its number among those, from 1,
-    for what alternates from one to the next: by the write it would be alike at all of them. Prints each, for a test
+    """Each `EVERY`th write, counted from 1, for ever: which ones, `turn` says. Each with its number among those, from
+    1, for what alternates from one to the next: by the write it would be alike at all of them. Prints each, for a test
     that fails there."""
     write = 1 + turn % EVERY
     number = 1
