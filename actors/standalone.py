@@ -512,6 +512,9 @@ class _Moving:
     async def start_roles(self, wal: Wal) -> bool:
         return await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
 
+    def go_along(self) -> None:
+        self._node._shared_migration.begin()  # pyright: ignore[reportPrivateUsage]
+
     def fail(self, error: BaseException) -> None:
         self._node._fail(error)  # pyright: ignore[reportPrivateUsage]
 
