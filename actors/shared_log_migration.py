@@ -67,10 +67,17 @@ class SharedLogMigration:
             return False
         return await left_meanwhile(self._logs.wal, shown_url(self._logs.url))
 
+    async def until_left(self) -> None:
+        """Return when the log is in use no more: on a log that one process owns, never."""
+        if not self._is_shared or self._logs is None:
+            await asyncio.Future[None]()
+        else:
+            await MigrationWatch(self._logs.wal, shown_url(self._logs.url)).until_left()
+
     async def _run(self) -> None:
         try:
-            while self._is_shared and self._logs is not None:
-                await MigrationWatch(self._logs.wal, shown_url(self._logs.url)).until_left()
+            while self._is_shared:
+                await self.until_left()
                 await self.go_along()
         except Exception as error:
             self._node.fail(error)

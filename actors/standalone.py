@@ -223,7 +223,8 @@ class Standalone:
                 await system.spawn(partial(role, self.node), name=role.role)
             self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
             stack.push_async_callback(ended, self._watching)
-            await self._ready()
+            if not await self._ready():
+                return False
             self._running = stack.pop_all()
         return True
 
@@ -281,20 +282,25 @@ class Standalone:
             server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
             await stack.enter_async_context(server)
 
-    async def _ready(self) -> None:
-        """Wait until this node accepts writes, where it is to. Raises the error of a role that fails before."""
+    async def _ready(self) -> bool:
+        """Wait until this node accepts writes, where it is to. Returns False where the log is in use no more before:
+        the nodes that it waits for may have left. Raises the error of a role that fails before."""
         if Proxy not in self._roles:
-            return
+            return True
         async with self.client("start") as client:
             ready = asyncio.create_task(client.ready(node=self.node.incarnation))
             failed = asyncio.create_task(self.failed())
+            left = asyncio.create_task(self._shared_migration.until_left())
             try:
-                await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([ready, failed, left], return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise failed.result()
+                if not ready.done():
+                    return False
                 await ready
             finally:
-                await ended(ready, failed)
+                await ended(ready, failed, left)
+        return True
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

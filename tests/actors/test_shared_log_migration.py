@@ -149,6 +149,23 @@ async def test_a_node_that_is_started_meanwhile_waits(nodes: SharedNodes) -> Non
         await until(lambda: {each.node.wal.log for each in nodes.running.values()} == {nodes.logs[NEW]})
 
 
+async def test_a_node_that_waits_for_others_as_it_starts_leaves_with_them(nodes: SharedNodes) -> None:
+    """A door is ready once another node is: that one does not come any more in a log that is in use no more."""
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+    await nodes.end("a")
+    door = await nodes.start("door", roles=["proxy"], wait=False)
+    await asyncio.sleep(3)
+    await nodes.migrate(leave_s=20)
+    await nodes.start("a")
+    await asyncio.wait_for(door.ready.wait(), 60)
+    assert door.node.wal.log is nodes.logs[NEW]
+    async with nodes.client() as client:
+        assert await client.count("people", consistency="strong") == 1
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_node_that_joins_as_the_log_is_left_takes_nothing(
     nodes: SharedNodes, behind: bool, monkeypatch: pytest.MonkeyPatch
