@@ -27,12 +27,14 @@ from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.cluster.state import UNREACHABLE, UNREADABLE, ClusterState
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.fitting import fitted
-from ..runtime.config.loading import wal_url
+from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.direct.network import Network
-from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest, TidewalError
+from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest, Moved, PositionMismatch, TidewalError
 from ..runtime.log.following import FollowingWal
+from ..runtime.log.migration_state import check_in_use
 from ..runtime.log.opening import find_backend
+from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
@@ -489,12 +491,30 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     `embedded` in it. Tables that are there already name the log that they came from, which has precedence over
     `mq.type`.
 
-    Raises `PositionMismatch` where the settings allow only another kind of log, and `ConfigError`.
+    Raises `PositionMismatch` where the settings allow only another kind of log, `Moved` where a log of that kind has
+    taken the place of the one that they choose, and `ConfigError`.
     """
     home = _absolute(directory)
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(tables_of(home, settings))))
-    return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+    try:
+        return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+    except PositionMismatch as error:
+        await _check_not_moved(wal_url(chosen, directory=str(home / embedded)), settings, error)
+        raise
+
+
+async def _check_not_moved(url: str, settings: Settings, mismatch: PositionMismatch) -> None:
+    """Raise `Moved` where the log at `url`, of which the tables are no more, says that another has taken its place."""
+    backend = find_backend(url)
+    try:
+        options: dict[str, Any] = {"own": True, "serve": False} if await backend.abandoned(url) else {"read_only": True}
+        async with await backend.open(url, **options, **wal_options(settings, url)) as wal:
+            await check_in_use(wal, shown_url(url))
+    except Moved as moved:
+        raise moved from mismatch
+    except TidewalError as error:
+        _log.debug("%s is not looked at: %s", shown_url(url), error)
 
 
 def tables_of(directory: str | Path, settings: Settings) -> str:
