@@ -26,6 +26,7 @@ from .log_migration import MovingNode
 from .open_logs import LogOpener, OpenLogs
 
 WAIT_S = 3600.0  # for the end of a migration, until the node ends
+SWITCHING = Health(True, {"switching": "the node waits: its log is being migrated"}, ready=False)
 
 _AWAITED = (
     MigrationPhase.MIGRATING,
@@ -180,9 +181,9 @@ async def _is_pending(opener: LogOpener, url: str) -> bool:
 
 @asynccontextmanager
 async def _waiting_health(settings: Settings, metrics: Metrics) -> AsyncGenerator[None]:
-    endpoint, health = settings.metrics, Health(False, {"error": "the node waits: its log is being migrated"})
+    endpoint = settings.metrics
     if not endpoint.port:
         yield
         return
-    async with MetricsServer(metrics, lambda: health, host=endpoint.host, port=endpoint.port):
+    async with MetricsServer(metrics, lambda: SWITCHING, host=endpoint.host, port=endpoint.port):
         yield

@@ -57,7 +57,7 @@ from .open_logs import OpenLogs, SettingsOpener
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
-from .shared_log_migration import SharedLogMigration, open_logs
+from .shared_log_migration import SWITCHING, SharedLogMigration, open_logs
 from .streamingnode import StreamingNode
 
 T = TypeVar("T")
@@ -414,15 +414,18 @@ class Standalone:
         return None
 
     def metrics_app(self) -> AsgiApp:
-        """`/metrics` and `/healthz` of this node as an ASGI application, to mount in the service that embeds it:
-        `app.mount("/tidewal", node.metrics_app())` in FastAPI and Starlette. The service says who may read them."""
+        """`/metrics`, `/healthz` and `/readyz` of this node as an ASGI application, to mount in the service that embeds
+        it: `app.mount("/tidewal", node.metrics_app())` in FastAPI and Starlette. The service says who may read them."""
         return metrics_app(self.node.metrics, self.health)
 
     def health(self) -> Health:
         """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
         One that is starting or draining is not healthy. Neither is a node whose log refuses appends, though it answers
         reads: `refused` says why, and what to do. Collections whose tables are `unreadable` are named; the node serves
-        the others, and a restart does not help, so it is healthy."""
+        the others, and a restart does not help, so it is healthy. So is one whose roles have stopped because its log is
+        migrated, but it is not `ready`: a restart does not help, and where it cannot go on it ends by itself."""
+        if self._phase == "migrating" and self._failure is not None and not self._failure.done():
+            return SWITCHING
         if self._phase != "running":
             return Health(False, {"error": f"the node is {self._phase}"})
         statuses = self.system.status()
