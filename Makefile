@@ -61,11 +61,12 @@ test-all: test ## Run the rest, too: repetitions, every log for everything, and 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
 	@$(BIN)/python -m tests.torture $(ARGS)
 
-check: $(STAMP) ## Check format, lint, types and the direction of imports
+check: $(STAMP) ## Check format, lint, types, the direction of imports, and the calls in tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.calls
 
 format: $(STAMP) ## Format the code and fix what the linter can fix
 	$(BIN)/ruff check --fix .

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ..runtime.errors import Closed, Moved, TidewalError
 from ..runtime.log.following import FollowingWal
-from ..runtime.log.migration_watch import MigrationWatch, opened_next
+from ..runtime.log.migration_watch import MigrationWatch, left_meanwhile, opened_next
 from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.waiting import ended
@@ -17,6 +17,14 @@ from .open_logs import LogOpener
 AGAIN_S = 2.0  # until a log is tried again that could not be opened
 
 _log = logging.getLogger("tidewal.migration")
+
+
+async def has_left(wal: Wal | FollowingWal) -> bool:
+    """Whether the log that a client follows is in use no more, though the client has not seen it yet: by a command, for
+    where one process owns it, calls say so. Raises as `left_meanwhile`."""
+    if not isinstance(wal, FollowingWal) or wal.capabilities.one_node:
+        return False
+    return await left_meanwhile(wal, f"{wal.name}://")
 
 
 class FollowedLog:

@@ -51,6 +51,10 @@ class MovingNode(Protocol):
         entering the node raises."""
         ...
 
+    def go_along(self) -> None:
+        """Go along with the migration of the log by a command, which has stopped the roles, or let them not start."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """End the node with an error."""
         ...
@@ -230,7 +234,8 @@ class LogMigration:
             await new.close()
             wal = await (logs.in_use_again() if failed is not None else logs.move_to(to))
             self.switching = False
-            await self._node.start_roles(wal)
+            if not await self._node.start_roles(wal):
+                self._node.go_along()
         except BaseException as error:
             self._node.fail(error)
             raise

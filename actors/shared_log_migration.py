@@ -26,6 +26,7 @@ from .log_migration import MovingNode
 from .open_logs import LogOpener, OpenLogs
 
 WAIT_S = 3600.0  # for the end of a migration, until the node ends
+SWITCHING = Health(True, {"switching": "the node waits: its log is being migrated"}, ready=False)
 
 _AWAITED = (
     MigrationPhase.MIGRATING,
@@ -67,10 +68,17 @@ class SharedLogMigration:
             return False
         return await left_meanwhile(self._logs.wal, shown_url(self._logs.url))
 
+    async def until_left(self) -> None:
+        """Return when the log is in use no more: on a log that one process owns, never."""
+        if not self._is_shared or self._logs is None:
+            await asyncio.Future[None]()
+        else:
+            await MigrationWatch(self._logs.wal, shown_url(self._logs.url)).until_left()
+
     async def _run(self) -> None:
         try:
-            while self._is_shared and self._logs is not None:
-                await MigrationWatch(self._logs.wal, shown_url(self._logs.url)).until_left()
+            while self._is_shared:
+                await self.until_left()
                 await self.go_along()
         except Exception as error:
             self._node.fail(error)
@@ -173,9 +181,9 @@ async def _is_pending(opener: LogOpener, url: str) -> bool:
 
 @asynccontextmanager
 async def _waiting_health(settings: Settings, metrics: Metrics) -> AsyncGenerator[None]:
-    endpoint, health = settings.metrics, Health(False, {"error": "the node waits: its log is being migrated"})
+    endpoint = settings.metrics
     if not endpoint.port:
         yield
         return
-    async with MetricsServer(metrics, lambda: health, host=endpoint.host, port=endpoint.port):
+    async with MetricsServer(metrics, lambda: SWITCHING, host=endpoint.host, port=endpoint.port):
         yield

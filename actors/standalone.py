@@ -27,12 +27,14 @@ from ..runtime.cluster.roles import ROLE_NAMES, STREAMING_NODE
 from ..runtime.cluster.state import UNREACHABLE, UNREADABLE, ClusterState
 from ..runtime.cluster.version import THIS_VERSION, TidewalVersion
 from ..runtime.config.fitting import fitted
-from ..runtime.config.loading import wal_url
+from ..runtime.config.loading import wal_options, wal_url
 from ..runtime.config.settings import Settings
 from ..runtime.direct.network import Network
-from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest, TidewalError
+from ..runtime.errors import Closed, DeadlineExceeded, InvalidRequest, Moved, PositionMismatch, TidewalError
 from ..runtime.log.following import FollowingWal
+from ..runtime.log.migration_state import check_in_use
 from ..runtime.log.opening import find_backend
+from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import AsgiApp, Health, MetricsServer, metrics_app
@@ -55,7 +57,7 @@ from .open_logs import OpenLogs, SettingsOpener
 from .proxy import Proxy
 from .querynode import QueryNode
 from .role import Role
-from .shared_log_migration import SharedLogMigration, open_logs
+from .shared_log_migration import SWITCHING, SharedLogMigration, open_logs
 from .streamingnode import StreamingNode
 
 T = TypeVar("T")
@@ -223,7 +225,8 @@ class Standalone:
                 await system.spawn(partial(role, self.node), name=role.role)
             self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
             stack.push_async_callback(ended, self._watching)
-            await self._ready()
+            if not await self._ready():
+                return False
             self._running = stack.pop_all()
         return True
 
@@ -281,20 +284,25 @@ class Standalone:
             server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
             await stack.enter_async_context(server)
 
-    async def _ready(self) -> None:
-        """Wait until this node accepts writes, where it is to. Raises the error of a role that fails before."""
+    async def _ready(self) -> bool:
+        """Wait until this node accepts writes, where it is to. Returns False where the log is in use no more before:
+        the nodes that it waits for may have left. Raises the error of a role that fails before."""
         if Proxy not in self._roles:
-            return
+            return True
         async with self.client("start") as client:
             ready = asyncio.create_task(client.ready(node=self.node.incarnation))
             failed = asyncio.create_task(self.failed())
+            left = asyncio.create_task(self._shared_migration.until_left())
             try:
-                await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([ready, failed, left], return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise failed.result()
+                if not ready.done():
+                    return False
                 await ready
             finally:
-                await ended(ready, failed)
+                await ended(ready, failed, left)
+        return True
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -406,15 +414,18 @@ class Standalone:
         return None
 
     def metrics_app(self) -> AsgiApp:
-        """`/metrics` and `/healthz` of this node as an ASGI application, to mount in the service that embeds it:
-        `app.mount("/tidewal", node.metrics_app())` in FastAPI and Starlette. The service says who may read them."""
+        """`/metrics`, `/healthz` and `/readyz` of this node as an ASGI application, to mount in the service that embeds
+        it: `app.mount("/tidewal", node.metrics_app())` in FastAPI and Starlette. The service says who may read them."""
         return metrics_app(self.node.metrics, self.health)
 
     def health(self) -> Health:
         """Whether the node makes progress: all roles run, none is stuck, and the log's owner keeps stamping ticks.
         One that is starting or draining is not healthy. Neither is a node whose log refuses appends, though it answers
         reads: `refused` says why, and what to do. Collections whose tables are `unreadable` are named; the node serves
-        the others, and a restart does not help, so it is healthy."""
+        the others, and a restart does not help, so it is healthy. So is one whose roles have stopped because its log is
+        migrated, but it is not `ready`: a restart does not help, and where it cannot go on it ends by itself."""
+        if self._phase == "migrating" and self._failure is not None and not self._failure.done():
+            return SWITCHING
         if self._phase != "running":
             return Health(False, {"error": f"the node is {self._phase}"})
         statuses = self.system.status()
@@ -483,12 +494,30 @@ async def log_url(directory: str | Path, settings: Settings, *, wal: str = "", e
     `embedded` in it. Tables that are there already name the log that they came from, which has precedence over
     `mq.type`.
 
-    Raises `PositionMismatch` where the settings allow only another kind of log, and `ConfigError`.
+    Raises `PositionMismatch` where the settings allow only another kind of log, `Moved` where a log of that kind has
+    taken the place of the one that they choose, and `ConfigError`.
     """
     home = _absolute(directory)
     chosen = settings.model_copy(update={"wal": wal or settings.wal})
     stored = await anyio.to_thread.run_sync(partial(wal_of, open_tables(tables_of(home, settings))))
-    return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+    try:
+        return wal_url(chosen, checkpoint_wal_name=stored, directory=str(home / embedded))
+    except PositionMismatch as error:
+        await _check_not_moved(wal_url(chosen, directory=str(home / embedded)), settings, error)
+        raise
+
+
+async def _check_not_moved(url: str, settings: Settings, mismatch: PositionMismatch) -> None:
+    """Raise `Moved` where the log at `url`, of which the tables are no more, says that another has taken its place."""
+    backend = find_backend(url)
+    try:
+        options: dict[str, Any] = {"own": True, "serve": False} if await backend.abandoned(url) else {"read_only": True}
+        async with await backend.open(url, **options, **wal_options(settings, url)) as wal:
+            await check_in_use(wal, shown_url(url))
+    except Moved as moved:
+        raise moved from mismatch
+    except TidewalError as error:
+        _log.debug("%s is not looked at: %s", shown_url(url), error)
 
 
 def tables_of(directory: str | Path, settings: Settings) -> str:
@@ -511,6 +540,9 @@ class _Moving:
 
     async def start_roles(self, wal: Wal) -> bool:
         return await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
+
+    def go_along(self) -> None:
+        self._node._shared_migration.begin()  # pyright: ignore[reportPrivateUsage]
 
     def fail(self, error: BaseException) -> None:
         self._node._fail(error)  # pyright: ignore[reportPrivateUsage]

@@ -107,10 +107,10 @@ class ProcessScraper:
         return merge_pages({self._supervisor: own, **pages})
 
     def health(self) -> Health:
-        """Healthy where all processes are."""
+        """Healthy, and ready, where all processes are."""
         states = {child.group.name: self._state(child) for child in self.children}
         ok = bool(states) and all(state.get("ok") is True for state in states.values())
-        return Health(ok, {"processes": states})
+        return Health(ok, {"processes": states}, ready=not any("switching" in state for state in states.values()))
 
     def _state(self, child: ChildProcess) -> dict[str, object]:
         answer = self._answers.get(child.group.name, _Answer())

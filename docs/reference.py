@@ -19,9 +19,9 @@ HERE = Path(__file__).parent
 _NOTE = "<!-- written by `make docs`: change the table in {source} instead -->"
 
 _EMBEDDED = """\
-A service that embeds a node mounts `/metrics` and `/healthz` beside its own routes: `tidewal.Standalone.metrics_app`
-makes the ASGI application (`tidewal.runtime.metrics_app` does so for metrics and a health check of your own). The
-service says who may read them; `metrics.port` is not needed then.
+A service that embeds a node mounts `/metrics`, `/healthz` and `/readyz` beside its own routes:
+`tidewal.Standalone.metrics_app` makes the ASGI application (`tidewal.runtime.metrics_app` does so for metrics and a
+health check of your own). The service says who may read them; `metrics.port` is not needed then.
 
 ```python
 import asyncio

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.logging_restored import logging_restored
+from tests.turns import commit_number
 
 pytest_plugins = (
     "tests.brokers.fixtures",
@@ -103,6 +104,12 @@ def logging_as_it_was() -> Iterator[None]:
 def seed() -> int:
     """The seed of the run; its header names it."""
     return int(os.environ[SEED])
+
+
+@pytest.fixture(scope="session")
+def turn(seed: int) -> int:
+    """Says what this run tries of what takes turns: by the commit in CI, where the seed is always the same."""
+    return commit_number() if CI else seed
 
 
 @pytest.fixture

@@ -142,7 +142,7 @@ def test_each_group_is_a_deployment_that_is_drained_probed_and_guarded() -> None
         assert f"--roles={name.rpartition('-')[2]}" in node["args"]
         assert {"name": "TIDEWAL__CLUSTER__ID", "value": "c"} in node["env"]
         probes = [node[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
-        assert probes == ["/healthz", "/healthz", "/metrics"]
+        assert probes == ["/healthz", "/readyz", "/metrics"]
         labels = deployment["spec"]["template"]["metadata"]["labels"]
         assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
     budgets = [each for each in documents if each["kind"] == "PodDisruptionBudget"]

@@ -23,6 +23,7 @@ from ...runtime.errors import (
     Moved,
     TidewalError,
     TopicNotFound,
+    Unavailable,
     Unsupported,
 )
 from ...runtime.groups.coordinator_client import GroupAcks
@@ -34,6 +35,7 @@ from ...runtime.log.names import Names
 from ...runtime.log.record import TagValue
 from ...runtime.log.wal import Append, Delivered, GroupMember, Wal
 from ...runtime.waiting import ended
+from ..followed_log import has_left
 from .decided_positions import FencePosition, MemberPositions
 from .member_gate import CHECK_MAX_S, CHECK_S, MemberGate
 from .messages import TopicMessage, TopicPack, bytes_of
@@ -96,7 +98,7 @@ class TopicMember(RecordMember):
         self._positions = MemberPositions(fence_position)
         self._decides = False  # whether nodes decide positions, though the log could store them in the commit
         super().__init__(wal, joined.member, dead_letters=letters, fences=fences, where=where, whole=whole)
-        self._settle_lost()
+        self._follow_member()
         self._names, self._known_fences, self._describe = names, fences, describe
         self._join, self._moves = join, joined.moves
         self._topics = {topic.name: topic for topic in joined.topics}
@@ -165,7 +167,7 @@ class TopicMember(RecordMember):
         self._known_fences.update(joined.fences)
         self._read_from(joined.member)
         self._positions.forget()
-        self._settle_lost()
+        self._follow_member()
         for topic in joined.topics:
             self._topics[topic.name] = topic
             self._place(topic)
@@ -252,10 +254,16 @@ class TopicMember(RecordMember):
                 await self._look()
         return self._topic_of(channel)
 
-    def _settle_lost(self) -> None:
-        """Have it looked up what transactions have done before anything is taken for lost."""
+    def _follow_member(self) -> None:
+        """Have it looked up what transactions have done before anything is taken for lost, and whether the log is still
+        in use where the member has lost its session, and joins again by itself."""
         if isinstance(self._member, GroupConsumer):
             self._member.on_lost = partial(self._positions.settle_lost, self._member)
+            self._member.on_joined = self._check_in_use
+
+    async def _check_in_use(self) -> None:
+        if await has_left(self._wal):
+            raise Unavailable("the log is migrated at this moment: this client goes on with the next one soon")
 
     def _topic_of(self, channel: str) -> Topic | None:
         return self._topics[self._places[channel][0]] if channel in self._places else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -11,12 +12,14 @@ from ...runtime.catalog.topics import Topic
 from ...runtime.cluster.decided_positions import DecidedPosition
 from ...runtime.errors import TidewalError, TopicEpochEnded, TopicExists, TopicNotFound
 from ...runtime.log.following import moves_of
+from ...runtime.log.migration_watch import LOOK_PREPARED_S
 from ...runtime.log.names import Names
 from ...runtime.log.wal import From, GroupMember, Wal
 from ...runtime.rpc.client import RpcClient
 from ...runtime.rpc.protocol import Params, Reply
 from ..deadlines import in_s, left_s
 from ..described import Described, WritePlace
+from ..followed_log import has_left
 from ..numbered_writes import NumberedWrites
 from .delayed_sends import cancel_delayed, due_params, send_delayed
 from .group_start import begin_in, start_of_group
@@ -233,10 +236,17 @@ class TopicCalls:
         while True:
             moves = moves_of(self._wal)
             member = await self._wal.join(group, patterns, **options)
-            if moves == moves_of(self._wal):
-                return member, moves
+            try:
+                left = await has_left(self._wal)  # behind the join: either a migration sees that, or this sees it
+                if not left and moves == moves_of(self._wal):
+                    return member, moves
+            except BaseException:
+                await member.aclose()
+                raise
             with suppress(TidewalError):
                 await member.aclose()
+            if left:
+                await asyncio.sleep(LOOK_PREPARED_S)
 
     async def _retry_topics(self, topics: Sequence[Topic], group: str, deadline_s: float) -> RetryTopics:
         """The retry topics of a group, made where they are missing; none is made where one cannot be called so."""

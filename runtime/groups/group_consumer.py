@@ -36,6 +36,10 @@ OnLost: TypeAlias = Callable[[Delivered, bytes], Awaitable[bool]]
 """Called where retention has removed what comes next in the channel of an (empty) delivery, whose epoch began at a
 position. Returns whether it has let the channel be delivered anew from elsewhere. The iteration raises its errors."""
 
+OnJoined: TypeAlias = Callable[[], Awaitable[None]]
+"""Called when a member has joined again by itself, before anything is delivered from there. It joins once more where
+this raises a retryable error."""
+
 
 async def start_member(
     wal: Wal,
@@ -98,6 +102,7 @@ class GroupConsumer:
         self._session_timeout_s = session_timeout_s
         self._resets = resets
         self.on_lost: OnLost | None = None
+        self.on_joined: OnJoined | None = None
         self._where: RecordFilter | None = None
         self._whole: Collection[str] = ()  # channels that are read without it
         self._fetchers: dict[str, MemberFetcher] = {}
@@ -475,6 +480,8 @@ class GroupConsumer:
                 await self._coordinator.join(
                     self._group, self._id, self._subscribed, From.EARLIEST, self._session_timeout_s
                 )
+                if self.on_joined is not None:
+                    await self.on_joined()
                 self._seen = 0  # the group may be another one, made with a clock that is behind
                 return
             except Closed:

@@ -1,7 +1,8 @@
-"""Serve `/metrics` and `/healthz` over HTTP.
+"""Serve `/metrics`, `/healthz` and `/readyz` over HTTP.
 
-`/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; both carry
-the details of the check as JSON, and a check that raises is not ok. The endpoint listens on loopback unless told
+`/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; `/readyz` is
+503 also while the node makes progress, but serves nobody. Both carry the details of the check as JSON, and a check that
+raises is not ok. The endpoint listens on loopback unless told
 otherwise, answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
 `REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
 """
@@ -28,10 +29,11 @@ CONNECTIONS_MAX = 64  # at once; the journal needs file descriptors, too
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the node makes progress, and the details that say why."""
+    """Whether the node makes progress, the details that say why, and, where it does, whether it serves: `ready`."""
 
     ok: bool
     details: Mapping[str, object] = field(default_factory=dict[str, object])
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ AsgiApp: TypeAlias = (
 
 @checked
 def metrics_app(metrics: Metrics, health: Callable[[], Health]) -> AsgiApp:
-    """`/metrics` and `/healthz` as an ASGI application, to mount in a service that embeds a node:
+    """`/metrics`, `/healthz` and `/readyz` as an ASGI application, to mount in a service that embeds a node:
 
         app.mount("/tidewal", metrics_app(metrics, health))  # FastAPI, Starlette
 
@@ -170,16 +172,17 @@ def _respond(metrics: Metrics, health: Callable[[], Health], method: str, path: 
         return _Response(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET and HEAD\n")
     if path == "/metrics":
         return _Response(HTTPStatus.OK, CONTENT_TYPE_LATEST, metrics.render())
-    if path == "/healthz":
-        return _health_response(health)
-    return _Response(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics or /healthz\n")
+    if path in ("/healthz", "/readyz"):
+        return _health_response(health, ready=path == "/readyz")
+    return _Response(HTTPStatus.NOT_FOUND, "text/plain", b"/metrics, /healthz or /readyz\n")
 
 
-def _health_response(check: Callable[[], Health]) -> _Response:
+def _health_response(check: Callable[[], Health], *, ready: bool) -> _Response:
     try:
         health = check()
     except Exception as error:
         health = Health(ok=False, details={"error": f"{type(error).__name__}: {error}"})
-    status = HTTPStatus.OK if health.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    body = json.dumps({**health.details, "ok": health.ok}, default=str)
+    ok = health.ok and (health.ready or not ready)
+    status = HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE
+    body = json.dumps({**health.details, "ok": ok}, default=str)
     return _Response(status, "application/json", body.encode())

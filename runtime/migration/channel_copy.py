@@ -65,6 +65,18 @@ async def stored_entries(wal: Wal, info: ChannelInfo) -> AsyncIterator[Entry]:
             yield entry
 
 
+async def entry_at(wal: Wal, info: ChannelInfo, id: bytes) -> Entry | None:
+    """The entry with this id, where the channel still has it."""
+    if not id or info.first_id is None or info.latest_id is None or not info.first_id <= id <= info.latest_id:
+        return None
+    try:
+        async with reading(wal, info.name, FromId(id, inclusive=True)) as batches:
+            entry = (await anext(aiter(batches)))[0]
+    except PositionLost:
+        return None
+    return entry if entry.id == id else None
+
+
 async def hold_channel(wal: Wal, channel: str) -> None:
     """Keep what the channel has from retention while it is copied and compared."""
     info = await wal.describe(channel)

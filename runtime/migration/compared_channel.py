@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import xxhash
 
-from ..errors import CorruptLog, PositionLost
-from ..log.wal import ChannelInfo, Entry, FromId, Wal
-from ..streams.stream_base import reading
-from .channel_copy import Rewrite, check_not_lost, movable_entry, stored_batches
+from ..errors import CorruptLog
+from ..log.wal import ChannelInfo, Entry, Wal
+from .channel_copy import Rewrite, check_not_lost, entry_at, movable_entry, stored_batches
 
 INDEX_ENTRIES = 1_000  # from one place that is kept to the next: an entry is looked up by reading so many at most
 
@@ -108,13 +107,8 @@ class ComparedChannel:
         there = await new.describe(self.channel)
         if there.first_id != self._first.new or (there.latest_id or b"") < self.last.new:
             return False
-        try:
-            async with reading(old, self.channel, FromId(self.last.old, inclusive=True)) as batches:
-                entry = (await anext(aiter(batches)))[0]
-        except PositionLost:
-            return False
-        entry = self._rewrite(self.channel, entry)
-        return entry.id == self.last.old and checksum_of([entry]) == self._last_checksum
+        entry = await entry_at(old, info, self.last.old)
+        return entry is not None and checksum_of([self._rewrite(self.channel, entry)]) == self._last_checksum
 
     def _add(self, ours: Sequence[Entry], theirs: Sequence[Entry]) -> None:
         if not self.entries:

@@ -99,7 +99,12 @@ class MigrationRun:
         except Fenced:
             raise
         except TidewalError as error:
-            await self._let_go(error)
+            try:
+                await (self.check() if error.fields.get("outcome_unknown") else self.let_go())
+            except Fenced as fenced:
+                raise fenced from error
+            except TidewalError as further:
+                _log.debug("the next run waits: %s", further)
             raise
 
     async def let_go(self) -> None:
@@ -109,16 +114,6 @@ class MigrationRun:
             await self._states.change(replace(self.state, run="", number=self.state.number + 1, proof={}))
         except PreconditionFailed as error:
             raise _fenced() from error
-
-    async def _let_go(self, error: TidewalError) -> None:
-        try:
-            await self.check()
-            if not error.fields.get("outcome_unknown"):
-                await self._states.change(replace(self.state, run="", number=self.state.number + 1, proof={}))
-        except Fenced as fenced:
-            raise fenced from error
-        except TidewalError:
-            return  # the next run waits
 
 
 def _takes_late_writes(wal: Wal) -> bool:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from ..log.migration_state import is_migration_channel
 from ..log.wal import ChannelInfo, Wal
-from .channel_copy import copy_channel, movable_entry
+from .channel_copy import copy_channel
 from .compared_channel import ComparedChannel
 from .migration_run import MigrationRun
 from .node_log import NodeLog
-from .node_records import node_entry
+from .node_records import rewrite_of
 
 
 async def channels_of(wal: Wal) -> list[str]:
@@ -41,7 +41,7 @@ async def mirrored_channel(
     if compared is not None and not await compared.goes_on(run.old, run.new, info):
         await begin_anew(run, info)
         compared = None
-    rewrite = movable_entry if node is None else node_entry
+    rewrite = rewrite_of(node)
     if compared is None:
         compared = run.compared[name] = ComparedChannel(name, rewrite)
     await copy_channel(run.old, run.new, info, run.check, rewrite, compared.last)

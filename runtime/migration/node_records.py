@@ -14,11 +14,16 @@ from ..log.record import RecordType, Tags, decode, encode, record_type
 from ..log.wal import Entry
 from ..ownership.batch import SOURCE, SOURCE_OFFSET, recorded_source
 from ..ownership.producers import without_sources
-from .channel_copy import holds_no_ids, movable_entry
+from .channel_copy import Rewrite, holds_no_ids, movable_entry
 
 _WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
     {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
 )
+
+
+def rewrite_of(node: object | None) -> Rewrite:
+    """How entries of a log go over that `node` has used; None for a log without nodes."""
+    return movable_entry if node is None else node_entry
 
 
 def node_entry(channel: str, entry: Entry) -> Entry:

@@ -17,7 +17,7 @@ from ..log.checks import check_size
 from ..log.replication_state import ReplicatedChannel, behind
 from ..log.wal import Append, ChannelInfo, Entry, From, FromId, Wal
 from ..loop_bridge import promise
-from ..migration.channel_copy import APPEND_BYTES, Check, Rewrite, is_lost, movable_entry
+from ..migration.channel_copy import APPEND_BYTES, Check, Rewrite, entry_at, is_lost, movable_entry, stored_batches
 from ..migration.node_records import node_entry
 from ..streams.stream_base import reading
 from ..waiting import to_its_end
@@ -30,24 +30,9 @@ class ReplicaDiffers(CorruptLog):
     at the source meanwhile, or something else has written to the replica (`channel`)."""
 
 
-async def batches_behind(wal: Wal, info: ChannelInfo, id: bytes) -> AsyncIterator[Sequence[Entry]]:
-    """The entries behind `id`, b"" for all, that the channel had when `info` was made. Raises `PositionLost` where
-    there were some that were removed."""
-    if info.first_id is None or info.latest_id is None or id >= info.latest_id:
-        return
-    start = FromId(id) if id else FromId(info.first_id, inclusive=True)
-    async with reading(wal, info.name, start) as batches:
-        async for entries in batches:
-            if entries[-1].id < info.latest_id:
-                yield entries
-                continue
-            yield [entry for entry in entries if entry.id <= info.latest_id]
-            return
-
-
 async def entries_behind(wal: Wal, info: ChannelInfo, id: bytes) -> AsyncIterator[Entry]:
     """`batches_behind`, one by one."""
-    async for entries in batches_behind(wal, info, id):
+    async for entries in stored_batches(wal, info, id):
         for entry in entries:
             yield entry
 
@@ -97,7 +82,7 @@ class ChannelMirror:
         """Bring over what the source has now. Raises as `follow`."""
         await self._resume()
         info = await self._source.describe(self._channel)
-        async for entries in batches_behind(self._source, info, self.place.source):
+        async for entries in stored_batches(self._source, info, self.place.source):
             for part in appendable(entries):
                 await self._append(part)
 
@@ -192,18 +177,6 @@ class ChannelMirror:
             "something else has written to the replica",
             channel=self._channel,
         )
-
-
-async def entry_at(wal: Wal, info: ChannelInfo, id: bytes) -> Entry | None:
-    """The entry with this id, where the channel still has it."""
-    if not id or info.first_id is None or info.latest_id is None or not info.first_id <= id <= info.latest_id:
-        return None
-    try:
-        async with reading(wal, info.name, FromId(id, inclusive=True)) as batches:
-            entry = (await anext(aiter(batches)))[0]
-    except PositionLost:
-        return None
-    return entry if entry.id == id else None
 
 
 def appendable(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:

@@ -14,11 +14,11 @@ from ..clock import compose
 from ..errors import CorruptLog, PositionLost
 from ..log.names import Names
 from ..log.wal import ChannelInfo, FromId, Wal
-from ..migration.channel_copy import Check
+from ..migration.channel_copy import Check, entry_at
 from ..migration.node_log import STATE_CHANNELS, NodeLog, NodeProof, Places, check_tables, settle_node
 from ..migration.node_tables import NodeTables
 from ..streams.stream_base import reading
-from .channel_mirror import entry_at, entry_digest, replicated_digest
+from .channel_mirror import entry_digest, replicated_digest
 
 SaveProof = Callable[[Mapping[str, Any]], Awaitable[None]]
 """Called with the wire form of where all goes on in the replica; returns when that is durable."""

@@ -45,9 +45,8 @@ from ..log.replication_state import (
     replication_state,
 )
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
-from ..migration.channel_copy import movable_entry
 from ..migration.node_log import STATE_CHANNELS, node_names
-from ..migration.node_records import node_entry
+from ..migration.node_records import rewrite_of
 from ..waiting import ended
 from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
 from .replicated_groups import group_places, store_places
@@ -290,8 +289,7 @@ class Replicator:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, place: ReplicatedChannel) -> None:
-        rewrite = movable_entry if self._node is None else node_entry
-        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite)
+        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite_of(self._node))
         self._mirrored[name] = _Mirrored(mirror)
 
     async def _drop_leftovers(self) -> None:

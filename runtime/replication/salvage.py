@@ -16,9 +16,9 @@ import xxhash
 from ..errors import PositionLost
 from ..log.replication_state import ReplicatedChannel, ReplicationState
 from ..log.wal import ChannelInfo, Entry, Wal
-from ..migration.channel_copy import is_lost
+from ..migration.channel_copy import entry_at, is_lost
 from ..migration.node_log import node_names
-from .channel_mirror import entries_behind, entry_at, entry_digest, replicated_digest
+from .channel_mirror import entries_behind, entry_digest, replicated_digest
 from .replicated_node import is_written_anew
 from .replicator import is_own
 

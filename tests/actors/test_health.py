@@ -28,9 +28,9 @@ async def test_a_node_that_is_starting_or_has_drained_is_not_well(home, monkeypa
     starting = []
     ready = Standalone._ready
 
-    async def look(node: Standalone) -> None:
+    async def look(node: Standalone) -> bool:
         starting.append(node.health())
-        await ready(node)
+        return await ready(node)
 
     monkeypatch.setattr(Standalone, "_ready", look)
     async with home.node() as node:

@@ -17,6 +17,7 @@ import tidewal
 from tests.actors.conftest import Home
 from tests.backends import log_url
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.datanode.moved_tables import MovedTables
 from tidewal.actors.node import in_thread
@@ -232,12 +233,11 @@ async def test_a_releaser_begins_at_no_place_of_the_old_log(home, monkeypatch: p
 @MEMORY_ONLY
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_migration_that_is_killed_at_each_write_goes_on_or_is_taken_back(
-    home, tmp_path: Path, behind: bool
+    home, tmp_path: Path, turn: int, behind: bool
 ) -> None:
     await filled(home)
-    steps, step = 0, 0
-    while True:
-        step += 1
+    step = 0
+    for step, number in writes_in_turn(turn):
         this = Copy(home, tmp_path / f"{step}")
         left = [step]
         old, new = DyingWal(this.log, left, behind=behind), DyingWal(this.new, left, behind=behind)
@@ -245,22 +245,22 @@ async def test_a_migration_that_is_killed_at_each_write_goes_on_or_is_taken_back
             await migrate(old, new, OLD, NEW, tables=DyingTables(this, left, behind=behind))
             break
         except Killed:
-            steps += 1
+            pass
         phase = (await migration_state(MemoryWal(this.log))).phase
         finished = any(map(is_migration_channel, this.new.channels.keys() - {MIGRATION_CHANNEL}))
-        if step % 3 == 0 and phase is not MigrationPhase.OPEN and not finished:
+        if number % 3 == 0 and phase is not MigrationPhase.OPEN and not finished:
             before = this.positions()
             await cancel_migration(MemoryWal(this.log), MemoryWal(this.new), NEW)
             assert this.positions() == before
         else:
             await migrate(MemoryWal(this.log), MemoryWal(this.new), OLD, NEW, tables=tables_of(this))
             this.log = this.new
-        if step % 10 == 0:
+        if number % 10 == 0:
             await assert_goes_on(this)
         else:
             async with this.client() as client:
                 assert len(await keys(client)) == 18
-    assert steps > 80, steps
+    assert step > 80, step
 
 
 class Copy(Home):

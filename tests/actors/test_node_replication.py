@@ -25,6 +25,7 @@ from tests.actors.test_node_migration import (
 )
 from tests.actors.test_online_migration_transactions import FarPreparedWal, Parts, PreparedWal, types_in
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.errors import InvalidRequest, Moved, ReplicaReadOnly, Unavailable, Unsupported
 from tidewal.runtime.log.migration_state import check_in_use
@@ -240,12 +241,11 @@ async def test_positions_that_transactions_have_moved_are_known_in_the_replica(
 @pytest.mark.long
 @MEMORY_ONLY
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: Path, behind: bool) -> None:
-    """Killed again in the second attempt where that gets so far; the source is in use until it is fenced."""
+async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: Path, turn: int, behind: bool) -> None:
+    """The source is in use until it is fenced."""
     await filled(home)
-    steps, step = 0, 0
-    while True:
-        step += 1
+    step = 0
+    for step, number in writes_in_turn(turn):
         this = Copy(home, tmp_path / f"{step}")
         left = [step]
         old, new = DyingWal(this.log, left, behind=behind), FarDyingWal(this.new, left, behind=behind)
@@ -255,19 +255,19 @@ async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: 
             await promote(old, new, SOURCE, REPLICA, tables=DyingTables(this, left, behind=behind))
             break
         except Killed:
-            steps += 1
+            pass
         old, new = MemoryWal(this.log), FarWal(this.new)
         if (await replication_state(new)).phase is ReplicationPhase.NONE:
             async with Replicator(old, new, SOURCE).claimed():
                 pass
         await promote(old, new, SOURCE, REPLICA, tables=tables_of(this))
         this.log = this.new
-        if step % 10 == 0:
+        if number % 10 == 0:
             await assert_goes_on(this)
         else:
             async with this.client() as client:
                 assert len(await keys(client)) == 18
-    assert steps > 60, steps
+    assert step > 60, step
 
 
 class CutWal(MemoryWal):

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import tidewal
+from tests.actors.conftest import in_place
 from tests.actors.test_node_migration import FarWal
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.actors import log_migration
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.moved_tables import MovedTables
@@ -38,12 +40,13 @@ from tidewal.runtime.log.wal import Append, ChannelPolicy, OnAppended, Wal
 from tidewal.runtime.migration import migration, preparation
 from tidewal.runtime.migration.migration import cancel_migration, migrate
 from tidewal.runtime.migration.preparation import prepare, until_unused
+from tidewal.runtime.migration.shared_migration import migrate_in_use
 from tidewal.runtime.tables.table_store import open_tables
 from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 pytestmark = pytest.mark.asyncio(loop_factories=["memory"])
 
-OLD, NEW = "memory://old", "memory://new"
+OLD, NEW, THIRD = "memory://old", "memory://new", "memory://third"
 UNDER_WAY = ("copying", "switching")
 KEYS = 7
 
@@ -384,6 +387,47 @@ async def test_a_node_that_is_closed_in_a_switch_leaves_a_log_in_use(
         assert await keys(client) == [1]
 
 
+class FurtherOpener(MemoryOpener):
+    """The new log is one that several processes write to, and a command migrates that further as it is opened."""
+
+    def __init__(self, tables: Path) -> None:
+        super().__init__()
+        self._tables = tables
+        self.further: asyncio.Task[Any] | None = None
+
+    async def open(self, url: str) -> Wal:
+        wal = await super().open(url)
+        if url == NEW and self.further is None:
+            clock: Any = asyncio.get_running_loop()
+            new, third = MemoryWal(self.logs[NEW]), await self.open_alone(THIRD)
+            tables = MovedTables(open_tables(self._tables), in_place)
+            self.further = asyncio.create_task(migrate_in_use(new, third, NEW, THIRD, tables=tables, clock=clock.clock))
+            while (await self.phase(NEW)).in_use:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return wal
+
+    def owned_by_one(self, url: str) -> bool:
+        return url == OLD
+
+    def written_by_several(self, url: str) -> bool:
+        return url != OLD
+
+
+async def test_a_node_whose_new_log_is_migrated_further_as_it_starts_goes_on_with_that(home) -> None:
+    opener = FurtherOpener(home.tables)
+    async with node_on(home, opener) as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        await client.insert("people", home.people(1, 2))
+        await client.flush("people")
+        await node.migrate(NEW)
+        async with asyncio.timeout(60):
+            assert await keys(client) == [1, 2]
+        assert opener.further is not None
+        await opener.further
+        assert node.wal.log is opener.logs[THIRD]
+        assert node.health().ok
+
+
 async def test_a_table_that_changes_behind_the_point_of_no_return_leads_back_to_the_old_log(
     home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,10 +664,9 @@ async def test_a_member_that_finds_the_log_moved_as_it_joins_is_of_the_new_one(
 
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home, behind: bool) -> None:
+async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home, turn: int, behind: bool) -> None:
     step, phases = 0, set[MigrationPhase]()
-    while True:
-        step += 1
+    for step, number in writes_in_turn(turn):
         opener = DyingOpener(home, step, behind=behind)
         expected = await written_to(home, opener)
         shutil.rmtree(home.tables)
@@ -634,21 +677,21 @@ async def test_a_node_that_is_killed_at_each_write_of_its_migration_goes_on(home
         shutil.move(tables, home.tables)
         phase = await after.phase(OLD)
         phases.add(phase)
-        await goes_on_after_a_kill(home, after, phase, expected, step)
+        await goes_on_after_a_kill(home, after, phase, expected, number)
         shutil.rmtree(home.tables)
     assert step > 60, step
     assert phases == {MigrationPhase.PREPARING, MigrationPhase.MIGRATING, MigrationPhase.MIGRATED}
 
 
 async def goes_on_after_a_kill(
-    home: Any, opener: MemoryOpener, phase: MigrationPhase, expected: list[int], step: int
+    home: Any, opener: MemoryOpener, phase: MigrationPhase, expected: list[int], number: int
 ) -> None:
     url = OLD
     if phase is not MigrationPhase.PREPARING:
         with pytest.raises((Unavailable, Moved)):
             await opener.open(OLD)
         old, new = await opener.open_alone(OLD), await opener.open_alone(NEW)
-        if step % 2 and phase is MigrationPhase.MIGRATING:
+        if number % 2 and phase is MigrationPhase.MIGRATING:
             await cancel_migration(old, new, NEW)
         else:
             await migrate(old, new, OLD, NEW, tables=MovedTables(open_tables(home.tables), home.in_place))
@@ -664,10 +707,9 @@ async def goes_on_after_a_kill(
 
 @pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_node_goes_on_with_one_of_the_logs_whichever_write_fails(home, behind: bool) -> None:
+async def test_a_node_goes_on_with_one_of_the_logs_whichever_write_fails(home, turn: int, behind: bool) -> None:
     step, phases = 0, set[MigrationPhase]()
-    while True:
-        step += 1
+    for step, _ in writes_in_turn(turn):
         opener = DyingOpener(home, step, behind=behind, fails=True)
         expected = await written_to(home, opener)
         phase = await opener.phase(OLD)

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tidewal.actors.datanode.moved_tables import MovedTables
 from tidewal.actors.datanode.wal_identity import wal_of
+from tidewal.actors.node import in_thread
 from tidewal.actors.standalone import Standalone, log_url, standalone
 from tidewal.runtime.config.loading import load_settings
-from tidewal.runtime.errors import ConfigError, PositionMismatch
+from tidewal.runtime.errors import ConfigError, Moved, PositionMismatch
+from tidewal.runtime.log.opening import find_backend
+from tidewal.runtime.replication.promotion import promote
+from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 from tidewal.runtime.tables.table_store import open_tables
 from tidewal.runtime.testing.clock import until
@@ -54,6 +59,20 @@ async def test_tables_beat_the_type_but_not_a_url(filled: Path, caplog: pytest.L
         with pytest.raises(PositionMismatch) as caught:
             await refused
         assert (caught.value.expected, caught.value.found) == ("kafka", "rocksmq")
+
+
+@pytest.mark.slow
+async def test_a_node_on_a_log_whose_replica_of_another_kind_was_promoted_is_told_where_that_is(filled: Path):
+    """The tables name the kind of that log already, and the settings the old one."""
+    replica, own = MemoryWal(), {"own": True, "serve": False}
+    async with await find_backend(source := f"rocksmq://{filled}/log").open(source, **own) as log:
+        async with Replicator(log, replica, source).claimed():
+            pass
+        tables = MovedTables(open_tables(filled / "tables"), in_thread)
+        await promote(log, replica, source, "memory://replica", tables=tables)
+    assert wal_of(open_tables(filled / "tables")) == "memory"
+    with pytest.raises(Moved, match="set wal to memory://replica"):
+        await log_url(filled, settings_of(), wal=source)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,18 @@ from tests.actors.nodes import Traffic
 from tests.actors.shared_logs import NEW, OLD, SharedNodes
 from tests.actors.test_online_migration import KEYS, Reader, send_all
 from tidewal.actors.cluster_member import ClusterMember
-from tidewal.actors.shared_log_migration import SharedLogMigration
+from tidewal.actors.followed_log import FollowedLog
+from tidewal.actors.shared_log_migration import SWITCHING, SharedLogMigration
 from tidewal.runtime.errors import Fenced, Moved, Unavailable
-from tidewal.runtime.log.migration_state import MigrationPhase, migration_state
+from tidewal.runtime.log.following import FollowingWal
+from tidewal.runtime.log.migration_state import (
+    MIGRATION_CHANNEL,
+    MigrationPhase,
+    MigrationState,
+    change_migration_state,
+    migration_state,
+)
+from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.migration.lease_watch import LeaseWatch
 from tidewal.runtime.migration.node_log import NodeLog
 from tidewal.runtime.testing.clock import until
@@ -139,6 +149,23 @@ async def test_a_node_that_is_started_meanwhile_waits(nodes: SharedNodes) -> Non
         await until(lambda: {each.node.wal.log for each in nodes.running.values()} == {nodes.logs[NEW]})
 
 
+async def test_a_node_that_waits_for_others_as_it_starts_leaves_with_them(nodes: SharedNodes) -> None:
+    """A door is ready once another node is: that one does not come any more in a log that is in use no more."""
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+    await nodes.end("a")
+    door = await nodes.start("door", roles=["proxy"], wait=False)
+    await asyncio.sleep(3)
+    await nodes.migrate(leave_s=20)
+    await nodes.start("a")
+    await asyncio.wait_for(door.ready.wait(), 60)
+    assert door.node.wal.log is nodes.logs[NEW]
+    async with nodes.client() as client:
+        assert await client.count("people", consistency="strong") == 1
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_node_that_joins_as_the_log_is_left_takes_nothing(
     nodes: SharedNodes, behind: bool, monkeypatch: pytest.MonkeyPatch
@@ -225,6 +252,65 @@ async def test_members_of_groups_leave_and_go_on_in_order(nodes: SharedNodes) ->
     assert done == {f"{key}": [*range(sent)] for key in range(KEYS)}
 
 
+async def left(wal: Wal) -> None:
+    """Have the log say that it is in use no more."""
+    state = MigrationState(MigrationPhase.PREPARING, "m", NEW)
+    await change_migration_state(wal, state)
+    await change_migration_state(wal, replace(state, phase=MigrationPhase.MIGRATING))
+
+
+async def test_a_member_that_joins_again_in_a_log_that_is_left_gets_nothing_there(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose client was stopped for longer than its session, and has not looked yet."""
+    monkeypatch.setattr(FollowedLog, "_watch", lambda *_: None)  # of the one client alone
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "1")
+        async with await client.subscribe("orders", "billing") as member:
+            pack = await anext(member)
+            wal = await nodes.opener.open_alone(OLD)
+            await left(wal)
+            await member._member._coordinator.leave("billing", member._member.id)  # its session is over
+            again = asyncio.create_task(anext(member))
+            await asyncio.sleep(5)
+            assert not again.done()
+            with pytest.raises(Fenced):
+                await member.acknowledge(pack)
+            await change_migration_state(wal, MigrationState(MigrationPhase.PREPARING, "m", NEW))
+            assert [bytes(message.body) for message in (await again).messages] == [b"1"]
+
+
+async def test_a_client_that_joins_a_group_as_the_log_is_left_is_no_member_of_it(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FollowedLog, "_watch", lambda *_: None)
+    await nodes.start("a")
+    wal = await nodes.opener.open_alone(OLD)
+    async with nodes.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "1")
+        joining = FollowingWal.join
+
+        async def join(*args: Any, **options: Any) -> Any:
+            if await nodes.phase() is MigrationPhase.OPEN:
+                await left(wal)
+            return await joining(*args, **options)
+
+        monkeypatch.setattr(FollowingWal, "join", join)
+        subscribing = asyncio.create_task(client.subscribe("orders", "billing"))
+        await until(lambda: MIGRATION_CHANNEL in nodes.log.channels)
+        seen = list[int]()
+        for _ in range(500):  # it joins for a moment now and then, until it has looked
+            await asyncio.sleep(0.01)
+            seen += [len(group.members) for group in await wal.groups() if group.name == "billing"]
+        assert seen.count(0) > 400
+        await change_migration_state(wal, MigrationState(MigrationPhase.PREPARING, "m", NEW))
+        async with await subscribing as member:
+            assert [bytes(message.body) for message in (await anext(member)).messages] == [b"1"]
+
+
 async def test_a_command_that_is_interrupted_in_the_switch_lets_all_go_on(nodes: SharedNodes) -> None:
     await nodes.start("a")
     await nodes.start("b")
@@ -309,7 +395,7 @@ async def test_a_node_that_is_stopped_while_it_waits_ends(nodes: SharedNodes) ->
         await client.insert("people", people(1))
         migrating = asyncio.create_task(nodes.migrate())
         ended = nodes.running["b"]
-        while ended.node.health().details != {"error": "the node is migrating"}:  # noqa: ASYNC110
+        while ended.node.health() != SWITCHING:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await nodes.end("b")
         assert ended.error is None

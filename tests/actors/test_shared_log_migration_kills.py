@@ -13,6 +13,7 @@ import pytest
 from tests.actors.conftest import PEOPLE, people
 from tests.actors.shared_logs import FarSharedWal, SharedNodes
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.migration_state import MigrationPhase
 from tidewal.runtime.log.wal import Wal
@@ -38,9 +39,11 @@ class Command:
         return DyingSharedWal(self._nodes.log_at(url), self.left, behind=self._behind)
 
 
-async def killed_once(directory: Path, rng: random.Random, step: int, *, behind: bool) -> MigrationPhase | None:
-    """Migrate, with the command killed at one write and typed again, or the migration taken back. Returns the phase in
-    which it was killed; None where it had fewer writes."""
+async def killed_once(
+    directory: Path, rng: random.Random, step: int, number: int, *, behind: bool
+) -> MigrationPhase | None:
+    """Migrate, with the command killed at the write `step` and typed again, or the migration taken back, by `number`.
+    Returns the phase in which it was killed; None where it had fewer writes."""
     nodes = SharedNodes(directory, rng)
     try:
         for name in "ab":
@@ -51,7 +54,7 @@ async def killed_once(directory: Path, rng: random.Random, step: int, *, behind:
             await client.flush("people")
             acknowledged = [*range(5)]
             writing = asyncio.create_task(write(client, acknowledged))
-            phase = await with_a_kill(nodes, step, behind=behind)
+            phase = await with_a_kill(nodes, step, number, behind=behind)
             await asyncio.sleep(2)
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
@@ -73,17 +76,17 @@ async def write(client: Any, acknowledged: list[int]) -> None:
         await asyncio.sleep(0.2)
 
 
-async def with_a_kill(nodes: SharedNodes, step: int, *, behind: bool) -> MigrationPhase | None:
+async def with_a_kill(nodes: SharedNodes, step: int, number: int, *, behind: bool) -> MigrationPhase | None:
     dying = Command(nodes, step, behind=behind)
     try:
         await nodes.migrate(opener=dying)
     except Killed:
         phase = await nodes.phase()
-        if step % 3 == 0:  # and a node with it: it is started again while all wait
+        if number % 3 == 0:  # and a node with it: it is started again while all wait
             await nodes.kill("b")
             await nodes.start("b", wait=False)
         await asyncio.sleep(5)
-        if step % 2 and phase not in (MigrationPhase.OPEN, MigrationPhase.MIGRATED):
+        if number % 2 and phase not in (MigrationPhase.OPEN, MigrationPhase.MIGRATED):
             await nodes.cancel()
             assert await nodes.phase() is MigrationPhase.OPEN
         else:
@@ -96,16 +99,14 @@ async def with_a_kill(nodes: SharedNodes, step: int, *, behind: bool) -> Migrati
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 async def test_a_command_that_is_killed_at_each_write_goes_on_or_is_taken_back(
-    home, tmp_path: Path, rng: random.Random, behind: bool
+    home, tmp_path: Path, rng: random.Random, turn: int, behind: bool
 ) -> None:
     step, phases = 0, set[MigrationPhase]()
-    while True:
-        step += 1
-        phase = await killed_once(tmp_path / f"{step}", rng, step, behind=behind)
+    for step, number in writes_in_turn(turn):
+        phase = await killed_once(tmp_path / f"{step}", rng, step, number, behind=behind)
         if phase is None:
             break
         phases.add(phase)
-    print(f"{step - 1} writes")
     assert step > 60, step
     assert phases >= {MigrationPhase.PREPARING, MigrationPhase.MIGRATING, MigrationPhase.MIGRATED}
 

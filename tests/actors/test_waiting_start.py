@@ -60,9 +60,9 @@ class Opener:
         await change_migration_state(MemoryWal(self.logs[url]), MigrationState(phase, ID, other))
 
 
-def health_at(port: int) -> tuple[int, Any]:
+def health_at(port: int, path: str = "healthz") -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -81,7 +81,8 @@ async def test_it_says_that_it_waits_and_goes_on_with_the_new_log() -> None:
             break
         except OSError:  # it does not listen yet
             await asyncio.sleep(0.01)
-    assert (status, details["error"]) == (503, "the node waits: its log is being migrated")
+    assert (status, details) == (200, {"ok": True, "switching": "the node waits: its log is being migrated"})
+    assert await asyncio.to_thread(health_at, port, "readyz") == (503, {**details, "ok": False})
     await opener.say(OLD, MigrationPhase.MIGRATED)
     await asyncio.sleep(0.05)
     assert not opening.done(), "the new log has not everything"

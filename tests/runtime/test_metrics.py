@@ -293,18 +293,22 @@ async def test_a_taken_port_is_a_clear_error():
         ("GET", "/metrics", True, 200, b"tidewal_build_info{"),
         ("GET", "/healthz", True, 200, b'{"lag_ms": 1, "ok": true}'),
         ("GET", "/healthz", False, 503, b'{"lag_ms": 1, "ok": false}'),
-        ("GET", "/", True, 404, b"/metrics or /healthz"),
+        ("GET", "/readyz", True, 200, b'{"lag_ms": 1, "ok": true}'),
+        ("GET", "/readyz", None, 503, b'{"lag_ms": 1, "ok": false}'),
+        ("GET", "/healthz", None, 200, b'{"lag_ms": 1, "ok": true}'),
+        ("GET", "/", True, 404, b"/metrics, /healthz or /readyz"),
         ("POST", "/metrics", True, 405, b"only GET and HEAD"),
     ],
 )
 @pytest.mark.parametrize("root", ["", "/tidewal"])
 async def test_a_mounted_app_answers_as_the_server_does(method, path, ok, status, body, root):
+    """With `ok` None the node makes progress, and is not ready."""
     sent: list = []
 
     async def send(message) -> None:
         sent.append(message)
 
-    app = metrics_app(Metrics(), lambda: Health(ok, {"lag_ms": 1}))
+    app = metrics_app(Metrics(), lambda: Health(ok is not False, {"lag_ms": 1}, ready=ok is not None))
     await app({"type": "http", "method": method, "path": root + path, "root_path": root}, None, send)
     start, content = sent
     assert (start["type"], start["status"]) == ("http.response.start", status)

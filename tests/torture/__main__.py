@@ -13,12 +13,13 @@ import asyncio
 import logging
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.turns import commit_number
 
 from .faults import Fault
 from .logs import LOGS, logs_in_turn
@@ -35,13 +36,18 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def started(given: argparse.Namespace, folder: Path) -> Run:
+    """A run as the options say, to be entered."""
+    return Run(given.log, folder, given.seed, spark=given.spark, say=say, round_s=given.round, moves=given.moves)
+
+
 async def torture(given: argparse.Namespace, folder: Path) -> int:
     """Rounds until the time is over; the exit status."""
     rng, end, total = random.Random(given.seed), time.monotonic() + given.minutes * 60, 0
     faults: list[Fault] = []
     number = 0
     try:
-        async with Run(given.log, folder, given.seed, spark=given.spark, say=say, round_s=given.round) as run:
+        async with started(given, folder) as run:
             while not number or time.monotonic() < end:
                 faults = run.draw(rng)
                 say(f"round {number}")
@@ -72,7 +78,7 @@ async def explain(given: argparse.Namespace, faults: Sequence[Fault], folder: Pa
         home.mkdir()
         say(f"\nagain, with {len(some)} faults, in {home}")
         try:
-            async with Run(given.log, home, given.seed, spark=given.spark, say=say, round_s=given.round) as run:
+            async with started(given, home) as run:
                 await run.round(some)
         except Violation as violation:
             say(f"  violated: {violation.found[0]}")
@@ -91,9 +97,8 @@ async def explain(given: argparse.Namespace, faults: Sequence[Fault], folder: Pa
 
 def log_by_commit() -> str:
     """One of the logs that take turns and can be started here, by the commit's hash: so all have their turn."""
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
     logs = logs_in_turn()
-    return logs[int(head, 16) % len(logs)]
+    return logs[commit_number() % len(logs)]
 
 
 def main() -> int:
@@ -105,11 +110,18 @@ def main() -> int:
     parser.add_argument("--log", choices=[*LOGS, BY_COMMIT], default="rocksmq", help="over which log (rocksmq)")
     parser.add_argument("--seed", type=int, default=None, help="repeat a run's faults and clients' operations")
     parser.add_argument("--round", type=float, default=ROUND_S, help=f"seconds of faults in a round ({ROUND_S:g})")
+    parser.add_argument(
+        "--moves",
+        type=lambda given: given.split(","),
+        help="how another log takes the place of this one: migrate,promote",
+    )
     parser.add_argument("--no-spark", dest="spark", action="store_false", help="without the Spark query")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="end at a violation")
     given = parser.parse_args()
     if given.log == BY_COMMIT:
         given.log = log_by_commit()
+    if unknown := sorted({*(given.moves or ())}.difference(LOGS[given.log].moves)):
+        parser.error(f"{given.log} has no --moves {','.join(unknown)}")
     if given.seed is None:
         given.seed = random.SystemRandom().randrange(2**32)
     folder = Path(tempfile.mkdtemp(prefix=f"tidewal-torture-{given.log}-"))

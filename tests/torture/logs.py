@@ -53,6 +53,7 @@ class LogUnderTest:
 
     programs: ClassVar[Sequence[Program]] = ()
     moves: ClassVar[Sequence[str]] = ()  # ways in which `next_url`, or a replica, can take its place
+    usual_moves: ClassVar[Sequence[str]] = ()  # those of a run that is not told which
     decisive: ClassVar[Sequence[str]] = ()
     url = ""
     disturbances: dict[str, Disturb]
@@ -83,8 +84,8 @@ class LogUnderTest:
 class RocksMqUnderTest(LogUnderTest):
     """A directory. Its disk can be full (see `inside.FillingDisk`)."""
 
-    # With "promote" beside it a replica is kept, and takes the log's place behind some rounds.
-    moves = ("migrate",)
+    moves = ("migrate", "promote")
+    usual_moves = ("migrate",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -176,7 +177,7 @@ class _ProxiedKafka(KafkaCluster):
 class KafkaUnderTest(_Proxied):
     """Three brokers, three copies, two in sync."""
 
-    moves = ("migrate",)
+    moves = usual_moves = ("migrate",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, proxies=3)

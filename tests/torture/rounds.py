@@ -94,12 +94,22 @@ class Round:
 
 
 class Run:
-    """An async context manager over a log of kind `name` in `folder`; `say` gets what is worth telling."""
+    """An async context manager over a log of kind `name` in `folder`; `say` gets what is worth telling. Between rounds
+    another log may take the place of this one, in the ways in `moves`: in the usual ones of the log for None."""
 
     def __init__(
-        self, name: str, folder: Path, seed: int, *, spark: bool, say: Callable[[str], None], round_s: float = ROUND_S
+        self,
+        name: str,
+        folder: Path,
+        seed: int,
+        *,
+        spark: bool,
+        say: Callable[[str], None],
+        round_s: float = ROUND_S,
+        moves: Sequence[str] | None = None,
     ) -> None:
         self.log: LogUnderTest = LOGS[name](folder)
+        self.moves: Sequence[str] = self.log.usual_moves if moves is None else moves
         self.folder, self._seed, self._spark, self._say, self._round_s = folder, seed, spark, say, round_s
         self._stack = AsyncExitStack()
         self._numbers = itertools.count()
@@ -138,7 +148,7 @@ class Run:
         self._connections.push_async_callback(self._wal.close)
         self._client = await patiently(lambda: self._connections.enter_async_context(Client(self._wal)))
         await patiently(lambda: self._client.describe_collection("things"))
-        if "promote" in self.log.moves:
+        if "promote" in self.moves:
             replica = self._replica = self.log.next_url(f"replica-{self._moves}")
             self._lasting.append(self._start("replica", "replicator", lambda life: (self.log.url, replica)))
         if self._spark:
@@ -168,7 +178,7 @@ class Run:
         others = [each.name for each in self._lasting if each is not self._node]
         workers = ["node", "node", *clients, *members, *others]
         of_log, decisive = sorted(self.log.disturbances), self.log.decisive
-        return draw(rng, of_log, workers, self._round_s, decisive, moves=self.log.moves)
+        return draw(rng, of_log, workers, self._round_s, decisive, moves=self.moves)
 
     async def round(self, faults: Sequence[Fault]) -> int:
         """Let clients and groups work under these faults, compare, and return how many operations succeeded. Raises
@@ -178,7 +188,7 @@ class Run:
             await patiently(lambda channel=channel: self._wal.create_channel(channel, ChannelPolicy()))
         self._start_clients(this)
         self._start_members(this)
-        moves = [fault for fault in faults if fault.kind in self.log.moves]
+        moves = [fault for fault in faults if fault.kind in self.moves]
         try:
             await self._disturb(this, [fault for fault in faults if fault not in moves])
             succeeded = await self._settle(this)
