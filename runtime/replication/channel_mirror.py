@@ -31,7 +31,7 @@ class ReplicaDiffers(CorruptLog):
 
 
 async def entries_behind(wal: Wal, info: ChannelInfo, id: bytes) -> AsyncIterator[Entry]:
-    """`batches_behind`, one by one."""
+    """`stored_batches`, one by one."""
     async for entries in stored_batches(wal, info, id):
         for entry in entries:
             yield entry
