@@ -65,13 +65,13 @@ class SharedOpener:
         cut, deaf = (self._each.cut, self._each.deaf) if self._each else (set[str](), set[str]())
         return self._kind(self._nodes.log_at(url), FaultPlan(1), process, self._nodes.log_faults, cut, deaf)
 
-    async def keep(self, url: str) -> Wal:
+    async def look_at(self, url: str) -> Wal:
         return await self.open_alone(url)
 
     def owned_by_one(self, url: str) -> bool:
         return False
 
-    def written_by_several(self, url: str) -> bool:
+    def moved_by_command(self, url: str) -> bool:
         return True
 
 

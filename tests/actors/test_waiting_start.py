@@ -46,13 +46,13 @@ class Opener:
     async def open_alone(self, url: str) -> Wal:
         return MemoryWal(self.logs[url])
 
-    async def keep(self, url: str) -> Wal:
+    async def look_at(self, url: str) -> Wal:
         return await self.open_alone(url)
 
     def owned_by_one(self, url: str) -> bool:
         return False
 
-    def written_by_several(self, url: str) -> bool:
+    def moved_by_command(self, url: str) -> bool:
         return True
 
     async def say(self, url: str, phase: MigrationPhase) -> None:
