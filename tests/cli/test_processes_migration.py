@@ -4,14 +4,14 @@ one, also where the process that has the directory is killed meanwhile."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pytest
 
@@ -22,6 +22,8 @@ from tidewal.runtime.log.opening import open_wal
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+ROWS = 100  # at the least, before and behind the migration
+
 
 def start_processes(start: Start, data: Path) -> tuple[subprocess.Popen[str], int]:
     """A node in two processes, and the id of that which has the log's directory."""
@@ -31,8 +33,6 @@ def start_processes(start: Start, data: Path) -> tuple[subprocess.Popen[str], in
 
 
 def owner_in(output: IO[str]) -> int:
-    import json
-
     while not (line := output.readline()).startswith("{"):
         assert line, "the node has ended"
     return int(json.loads(line)["processes"]["owner"])
@@ -60,3 +60,64 @@ def test_all_processes_and_their_clients_go_on_with_the_new_log(start: Start, tm
 async def again(data: Path, url: str) -> list[int]:
     async with tidewal.standalone(data, wal=url) as node, node.client() as client:
         return await found(client)
+
+
+def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: int, moment: str) -> str:
+    """Migrate, kill the owner at that moment, and type the command again until it succeeds. Returns all it has said."""
+    said, killed = "", False
+    for _ in range(5):
+        process = migrate()
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if moment in line and not killed:
+                os.kill(owner, signal.SIGKILL)
+                killed = True
+        if process.wait(60) == 0:
+            break
+    else:
+        raise AssertionError(said)
+    if not killed:
+        os.kill(owner, signal.SIGKILL)
+    return said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", ["copying", "nodes belong to the cluster", "is equal in both", "once it is over"])
+def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start, tmp_path: Path, moment: str) -> None:
+    data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
+    old = f"rocksmq://{data / 'log'}"
+    node, owner = start_processes(start, data)
+    migrate = partial(start, "migrate", old, "--to", new, "--tables", data / "tables")
+
+    async def written_meanwhile() -> list[int]:
+        keys: list[int] = []
+        async with tidewal.connect(data, deadline_s=60) as client:
+            await client.create_collection(THINGS)
+
+            async def write() -> None:
+                while True:
+                    await client.insert("things", [{"id": len(keys)}], deadline_s=300)
+                    keys.append(len(keys))
+
+            writing = asyncio.create_task(write())
+            while len(keys) < ROWS:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            print(await asyncio.to_thread(migrated_past_a_kill, migrate, owner, moment))
+            before = len(keys)
+            while len(keys) < before + ROWS:  # noqa: ASYNC110
+                assert node.poll() is None
+                await asyncio.sleep(0.05)
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+            rows = await found(client)
+            assert set(keys) <= set(rows)
+            assert len(rows) == len(set(rows)) <= len(keys) + 1
+            return rows
+
+    rows = asyncio.run(written_meanwhile())
+    with pytest.raises(Moved):
+        asyncio.run(opened(old))
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(60) == 0
+    assert asyncio.run(again(data, new)) == rows
