@@ -62,6 +62,35 @@ async def again(data: Path, url: str) -> list[int]:
         return await found(client)
 
 
+async def written_meanwhile(data: Path, move: Callable[[], object]) -> list[int]:
+    """Write rows before, while and after `move` is called. Returns the keys that are there then: all that were
+    acknowledged, once."""
+    keys: list[int] = []
+    async with tidewal.connect(data, deadline_s=60) as client:
+        await client.create_collection(THINGS)
+
+        async def write() -> None:
+            while True:
+                await client.insert("things", [{"id": len(keys)}], deadline_s=300)
+                keys.append(len(keys))
+
+        async def until(number: int) -> None:
+            while len(keys) < number:
+                assert not writing.done(), writing.exception()
+                await asyncio.sleep(0.05)
+
+        writing = asyncio.create_task(write())
+        await until(ROWS)
+        await asyncio.to_thread(move)
+        await until(len(keys) + ROWS)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        rows = await found(client)
+        assert set(keys) <= set(rows)
+        assert len(rows) == len(set(rows)) <= len(keys) + 1
+        return rows
+
+
 def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: int, moment: str) -> str:
     """Migrate, kill the owner at that moment, and type the command again until it succeeds. Returns all it has said."""
     said, killed = "", False
@@ -90,34 +119,37 @@ def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start
     node, owner = start_processes(start, data)
     migrate = partial(start, "migrate", old, "--to", new, "--tables", data / "tables")
 
-    async def written_meanwhile() -> list[int]:
-        keys: list[int] = []
-        async with tidewal.connect(data, deadline_s=60) as client:
-            await client.create_collection(THINGS)
-
-            async def write() -> None:
-                while True:
-                    await client.insert("things", [{"id": len(keys)}], deadline_s=300)
-                    keys.append(len(keys))
-
-            writing = asyncio.create_task(write())
-            while len(keys) < ROWS:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            print(await asyncio.to_thread(migrated_past_a_kill, migrate, owner, moment))
-            before = len(keys)
-            while len(keys) < before + ROWS:  # noqa: ASYNC110
-                assert node.poll() is None
-                await asyncio.sleep(0.05)
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
-            rows = await found(client)
-            assert set(keys) <= set(rows)
-            assert len(rows) == len(set(rows)) <= len(keys) + 1
-            return rows
-
-    rows = asyncio.run(written_meanwhile())
+    rows = asyncio.run(written_meanwhile(data, lambda: print(migrated_past_a_kill(migrate, owner, moment))))
     with pytest.raises(Moved):
         asyncio.run(opened(old))
     node.send_signal(signal.SIGTERM)
     assert node.wait(60) == 0
     assert asyncio.run(again(data, new)) == rows
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("back", [False, True], ids=["goes on", "is taken back"])
+def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
+    start: Start, tmp_path: Path, back: bool
+) -> None:
+    """And with it the process that has the directory: another one takes that over, or it is started again."""
+    data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
+    old = f"rocksmq://{data / 'log'}"
+    node, owner = start_processes(start, data)
+
+    def move() -> None:
+        process = start("migrate", old, "--to", new, "--tables", data / "tables")
+        assert process.stdout is not None
+        while "nodes belong to the cluster" not in process.stdout.readline():
+            assert process.poll() is None
+        process.kill()
+        process.wait()
+        os.kill(owner, signal.SIGKILL)
+        arguments = ("--cancel",) if back else ("--tables", data / "tables")
+        ended = start("migrate", old, "--to", new, *arguments)
+        assert ended.wait(100) == 0, ended.stdout and ended.stdout.read()
+
+    rows = asyncio.run(written_meanwhile(data, move))
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(60) == 0
+    assert asyncio.run(again(data, old if back else new)) == rows
