@@ -1,4 +1,4 @@
-"""Nodes and clients on logs that several processes use, on brokers or in one directory, which can open others by URL."""
+"""Nodes and clients on logs that several processes use, on brokers or in a directory, which can open others by URL."""
 
 from __future__ import annotations
 
