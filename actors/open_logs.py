@@ -14,6 +14,8 @@ from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 
+IN_ANY_STATE = {"in_use_only": False}  # it may get another owner also while it is migrated
+
 _log = logging.getLogger("tidewal.migration")
 
 
@@ -55,8 +57,8 @@ class SettingsOpener:
     async def open(self, url: str) -> Wal:
         """`LogOpener.open`."""
         options = wal_options(self._settings, url, self._metrics)
-        if self._is_node:  # which looks at the migration's state itself, whichever process owns the log by then
-            options |= _in_any_state(url)
+        if self._is_node and self._is_owned_in_turn(url):  # it looks at the migration's state itself
+            options |= IN_ANY_STATE
         return await open_wal(url, own=self._owns, **options)
 
     async def open_alone(self, url: str) -> Wal:
@@ -67,11 +69,14 @@ class SettingsOpener:
 
     async def look_at(self, url: str) -> Wal:
         """`LogOpener.look_at`."""
-        backend = find_backend(url)
-        if backend.capabilities().one_machine:
-            await backend.abandoned(url)  # it raises `ConfigError`: a directory would be made
+        backend, options = find_backend(url), wal_options(self._settings, url)
+        if not backend.capabilities().one_node:
+            return await self.open_alone(url)
+        if not backend.capabilities().one_machine:  # there it is read without its owner
+            return await backend.open(url, read_only=True, **options)
+        await backend.abandoned(url)  # it raises `ConfigError`: a directory would be made
         own = None if self._is_node else False
-        return await backend.open(url, own=own, **wal_options(self._settings, url), **_in_any_state(url))
+        return await backend.open(url, own=own, **options, **IN_ANY_STATE)
 
     def owned_by_one(self, url: str) -> bool:
         """`LogOpener.owned_by_one`."""
@@ -80,12 +85,14 @@ class SettingsOpener:
 
     def moved_by_command(self, url: str) -> bool:
         """`LogOpener.moved_by_command`."""
-        return self.owned_by_one(url) or not find_backend(url).capabilities().one_node
+        return self._is_owned_in_turn(url) or not find_backend(url).capabilities().one_node
 
-
-def _in_any_state(url: str) -> dict[str, Any]:
-    """The option by which a log goes on with another owner also while it is migrated."""
-    return {"in_use_only": False} if find_backend(url).capabilities().one_machine else {}
+    def _is_owned_in_turn(self, url: str) -> bool:
+        """Whether processes use the log at `url` through the one that owns it at the time."""
+        backend = find_backend(url)
+        section = self._settings.of_backend(backend.name)
+        is_linked = section is not None and section.linked and bool(self._settings.cluster.secret.get_secret_value())
+        return backend.capabilities().one_node and (backend.capabilities().one_machine or is_linked)
 
 
 class OpenLogs:

@@ -34,6 +34,7 @@ from .online_migration import (
     is_open_elsewhere,
     log_in_use,
     migrated_by_node,
+    old_log,
 )
 from .open_log import LogUrl, opened
 from .owned_log import owned_log
@@ -113,10 +114,10 @@ async def _migrated(url: str, to: str, tables: str, *, prepare: bool) -> Migrati
                 async with _target(old, to) as new:
                     return await migrate_in_use(old, new, url, to, tables=moved, on_progress=on_progress)
         return await migrated_by_node(url, to, on_progress)
-    async with owned_log(url) as old:
+    async with old_log(url) as old:
         await check_source(old, to)
         async with _target(old, to) as new:
-            if not find_backend(url).capabilities().one_node and await NodeLog.read_states(old) is not None:
+            if not old.capabilities.one_node and await NodeLog.read_states(old) is not None:
                 return await migrate_in_use(old, new, url, to, tables=moved, on_progress=on_progress)
             compared = None
             if prepare:
@@ -153,7 +154,7 @@ async def _cancelled(url: str, to: str) -> None:
                 return
         await cancelled_by_node(url, to)
         return
-    async with owned_log(url) as old:
+    async with old_log(url) as old:
         await _taken_back(old, to)
 
 

@@ -18,6 +18,7 @@ from .replication_state import check_not_replica
 from .wal import Wal
 
 LOOK_S = 2.0  # between two looks at a log of which nothing is migrated
+LOOK_COSTLY_S = 10.0  # where a look is a request that is paid for
 LOOK_PREPARED_S = 0.5  # at one that is being copied, or that is in use no more
 OPENINGS_MAX = 20  # of a directory that another process owns: the command does, until the log is in use
 
@@ -32,6 +33,7 @@ class MigrationWatch:
 
     def __init__(self, wal: Wal, shown: str) -> None:
         self._states = MigrationStates(wal)
+        self._idle_s = LOOK_COSTLY_S if wal.capabilities.costly_appends else LOOK_S
         self._shown = shown
         self._warned = ""
 
@@ -42,7 +44,7 @@ class MigrationWatch:
             if state is not None and not state.phase.in_use:
                 return
             is_idle = state is None or state.phase is MigrationPhase.OPEN
-            await asyncio.sleep(LOOK_S if is_idle else LOOK_PREPARED_S)
+            await asyncio.sleep(self._idle_s if is_idle else LOOK_PREPARED_S)
 
     async def until_decided(self) -> MigrationState:
         """Return when the log is in use again, or is migrated, which may be taken back until the other is in use."""

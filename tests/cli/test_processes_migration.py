@@ -62,7 +62,7 @@ async def again(data: Path, url: str) -> list[int]:
         return await found(client)
 
 
-async def written_meanwhile(data: Path, move: Callable[[], object]) -> list[int]:
+async def written_meanwhile(data: Path | str, move: Callable[[], object]) -> list[int]:
     """Write rows before, while and after `move` is called. Returns the keys that are there then: all that were
     acknowledged, once."""
     keys: list[int] = []
@@ -127,6 +127,21 @@ def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start
     assert asyncio.run(again(data, new)) == rows
 
 
+def killed_in_the_switch(
+    migrate: Callable[..., subprocess.Popen[str]], tables: Path, *, back: bool, meanwhile: Callable[[], object]
+) -> None:
+    """Migrate, kill the command as it waits for nodes to leave, and type it again, or take it back."""
+    process = migrate("--tables", tables)
+    assert process.stdout is not None
+    while "nodes belong to the cluster" not in process.stdout.readline():
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    meanwhile()
+    ended = migrate("--cancel") if back else migrate("--tables", tables)
+    assert ended.wait(150) == 0, ended.stdout and ended.stdout.read()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("back", [False, True], ids=["goes on", "is taken back"])
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
@@ -136,18 +151,10 @@ def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
     old = f"rocksmq://{data / 'log'}"
     node, owner = start_processes(start, data)
+    migrate = partial(start, "migrate", old, "--to", new)
 
     def move() -> None:
-        process = start("migrate", old, "--to", new, "--tables", data / "tables")
-        assert process.stdout is not None
-        while "nodes belong to the cluster" not in process.stdout.readline():
-            assert process.poll() is None
-        process.kill()
-        process.wait()
-        os.kill(owner, signal.SIGKILL)
-        arguments = ("--cancel",) if back else ("--tables", data / "tables")
-        ended = start("migrate", old, "--to", new, *arguments)
-        assert ended.wait(100) == 0, ended.stdout and ended.stdout.read()
+        killed_in_the_switch(migrate, data / "tables", back=back, meanwhile=lambda: os.kill(owner, signal.SIGKILL))
 
     rows = asyncio.run(written_meanwhile(data, move))
     node.send_signal(signal.SIGTERM)
