@@ -18,6 +18,7 @@ import pytest
 import tidewal
 from tests.cli.test_online_migration import THINGS, clients_go_on, found
 from tidewal.runtime.errors import Moved
+from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
 from tidewal.runtime.log.opening import open_wal
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -159,3 +160,32 @@ def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
     node.send_signal(signal.SIGTERM)
     assert node.wait(60) == 0
     assert asyncio.run(again(data, old if back else new)) == rows
+
+
+@pytest.mark.long
+def test_a_node_that_was_killed_in_its_migration_waits_for_the_command(start: Start, tmp_path: Path) -> None:
+    """It stopped its roles for that, and was killed then: nothing else goes on with it."""
+    data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
+    old = f"rocksmq://{data / 'log'}"
+
+    async def left() -> None:
+        async with tidewal.standalone(data) as node, node.client() as client:
+            await client.create_collection(THINGS)
+            await client.insert("things", [{"id": 1}])
+        async with await open_wal(old) as wal:
+            await change_migration_state(wal, MigrationState(MigrationPhase.MIGRATING, "1" * 32, new))
+
+    async def waited_for() -> list[int]:
+        async with tidewal.connect(new, deadline_s=60) as client:
+            return await found(client)
+
+    asyncio.run(left())
+    node = start("run", "--data", data)
+    assert node.stdout is not None
+    while "the node starts when that has ended" not in node.stdout.readline():
+        assert node.poll() is None
+    ended = start("migrate", old, "--to", new, "--tables", data / "tables")
+    assert ended.wait(60) == 0, ended.stdout and ended.stdout.read()
+    assert asyncio.run(waited_for()) == [1]
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(60) == 0
