@@ -93,7 +93,7 @@ async def _connected(where: str | Path, settings: Settings | None, deadline_s: f
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(deadline_s):
-                log = FollowedLog(*await _open(str(where), settings), SettingsOpener(settings, None, owns=False))
+                log = FollowedLog(*await _open(str(where), settings), _opener(settings))
                 client = _ConnectedClient(log.following, prefix=settings.msg_channel.chan_name_prefix.cluster)
                 stack.push_async_callback(client.close)
                 stack.push_async_callback(log.stop)
@@ -106,6 +106,10 @@ async def _connected(where: str | Path, settings: Settings | None, deadline_s: f
                 deadline_s=deadline_s,
             ) from None
         yield client
+
+
+def _opener(settings: Settings) -> SettingsOpener:
+    return SettingsOpener(settings, None, owns=False, is_node=False)
 
 
 async def _open(where: str, settings: Settings) -> tuple[str, Wal]:

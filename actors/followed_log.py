@@ -20,22 +20,20 @@ _log = logging.getLogger("tidewal.migration")
 
 
 async def has_left(wal: Wal | FollowingWal) -> bool:
-    """Whether the log that a client follows is in use no more, though the client has not seen it yet: by a command, for
-    where one process owns it, calls say so. Raises as `left_meanwhile`."""
-    if not isinstance(wal, FollowingWal) or wal.capabilities.one_node:
-        return False
-    return await left_meanwhile(wal, f"{wal.name}://")
+    """Whether the log that a client follows is in use no more, though the client has not seen it yet. Raises as
+    `left_meanwhile`."""
+    return isinstance(wal, FollowingWal) and await left_meanwhile(wal, f"{wal.name}://")
 
 
 class FollowedLog:
     """The log at `url`, open as `wal`, or that to which it is migrated; `following` is that for calls.
 
-    Where one process owns the log, calls say that it has moved, by `Moved`. Where several write to it, an operator's
-    command migrates it, and it is watched: once it is in use no more, what this client has begun there ends, and calls
-    wait for the log that is in use next."""
+    The log is watched: once it is in use no more, what this client has begun there ends, and calls wait for the log
+    that is in use next. Where one process owns the log, calls may say before that it has moved, by `Moved`."""
 
     def __init__(self, url: str, wal: Wal, opener: LogOpener) -> None:
         self._opener = opener
+        self._at: tuple[str, Wal] = url, wal
         self._watching: asyncio.Task[None] | None = None
         self.following: FollowingWal = FollowingWal(wal, self._follow)
         self._watch(url, wal)
@@ -47,40 +45,46 @@ class FollowedLog:
 
     async def _follow(self, moved: Moved) -> Wal:
         """The log that has taken the place of one that was migrated, perhaps more than once."""
+        await self.stop()  # the watch of the log before
+        at = self._at
+        try:
+            at = await self._opened(moved)
+        finally:
+            self._watch(*at)
+        return at[1]
+
+    async def _opened(self, moved: Moved) -> tuple[str, Wal]:
         while True:
             url = moved.url or ""
             try:
-                wal = await self._opener.open(url)
+                return url, await self._opener.open(url)
             except Moved as further:
                 moved = further
-            else:
-                self._watch(url, wal)
-                return wal
 
     def _watch(self, url: str, wal: Wal) -> None:
-        if self._opener.written_by_several(url) and self._watching is None:
+        self._at = url, wal
+        if self._opener.moved_by_command(url):
             self._watching = asyncio.create_task(self._go_along(url, wal), name="migration by a command")
 
     async def _go_along(self, url: str, wal: Wal) -> None:
-        while self._opener.written_by_several(url):
+        while self._opener.moved_by_command(url):
             await MigrationWatch(wal, shown_url(url)).until_left()
             _log.info("%s is migrated by a command: this client waits", shown_url(url))
             self.following.leave()
             try:
                 with suppress(TidewalError):  # it is left all the same
                     await wal.close()
-                url, wal = await self._next(url)
+                self._at = url, wal = await self._next(url)
             except BaseException:
                 self.following.fail(Closed("the client was closed while its log was migrated"))
                 raise
             self.following.arrive(wal)
-        self._watching = None
 
     async def _next(self, url: str) -> tuple[str, Wal]:
         """Wait for the log that is in use next. Where it cannot be opened here calls say why, until it can."""
         while True:
             try:
-                old = await self._opener.open_alone(url)
+                old = await self._opener.look_at(url)
                 try:
                     return await opened_next(MigrationWatch(old, shown_url(url)), url, self._opener.open)
                 finally:

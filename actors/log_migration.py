@@ -1,6 +1,7 @@
 """The migration of the log of a node while it runs: its roles stop for what is left, and go on with the new log.
 
-It is for a log that one process of one machine owns, in that process: it copies while all goes on
+It is for a log that one process of one machine owns, in that process, where no other node uses it (for several see
+`actors/shared_log_migration.py`): it copies while all goes on
 (`runtime/migration/preparation.py`), stops the roles, opens the log so that no other process uses it, lets `migrate` do
 the rest, and starts the roles again on the log that is in use then: the new one, or the old one where that failed.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ..runtime.cluster.state import ClusterState
 from ..runtime.errors import CorruptLog, InvalidRequest, TidewalError, Unavailable, Unsupported, to_wire
@@ -24,6 +25,9 @@ from ..runtime.migration.preparation import begin_switch, end_switch, prepare
 from ..runtime.rpc.protocol import Params
 from ..runtime.waiting import ended
 from .open_logs import OpenLogs
+
+if TYPE_CHECKING:
+    from .shared_log_migration import SharedLogMigration
 
 LINES_MAX = 100  # of progress, that are kept
 SWITCH_TRIES = 3  # behind the point of no return, until the node ends
@@ -51,10 +55,6 @@ class MovingNode(Protocol):
         entering the node raises."""
         ...
 
-    def go_along(self) -> None:
-        """Go along with the migration of the log by a command, which has stopped the roles, or let them not start."""
-        ...
-
     def fail(self, error: BaseException) -> None:
         """End the node with an error."""
         ...
@@ -65,10 +65,18 @@ class LogMigration:
     have stopped, and go on: they leave to the next ones what they have not answered."""
 
     def __init__(
-        self, node: MovingNode, logs: OpenLogs | None, tables: NodeTables, *, settle_s: float = SETTLE_S
+        self,
+        node: MovingNode,
+        logs: OpenLogs | None,
+        tables: NodeTables,
+        watch: SharedLogMigration,
+        *,
+        settle_s: float = SETTLE_S,
     ) -> None:
-        """Without `logs` the node was given its log open, and cannot open another: all is refused."""
+        """Without `logs` the node was given its log open, and cannot open another: all is refused. `watch` has the node
+        go along with a command's migration: it does not look while the node has one of its own."""
         self._node, self._logs, self._tables, self._settle_s = node, logs, tables, settle_s
+        self._watch = watch
         self.switching: bool = False
         self._task: asyncio.Task[None] | None = None
         self._taking_back = asyncio.Lock()
@@ -158,26 +166,26 @@ class LogMigration:
                 " or stop it and migrate the log then",
                 capability="migration",
             )
-        if self._logs.opener.written_by_several(self._logs.url):
+        if self._logs.opener.owned_by_one(self._logs.url):
+            return self._logs
+        if self._logs.opener.moved_by_command(self._logs.url):
             raise Unsupported(
                 f"{self._logs.wal.name}:// is written to by several processes: the command `tidewal migrate` migrates "
                 "it, and nodes and clients go over to the new log by themselves",
                 capability="migration",
             )
-        if not self._logs.opener.owned_by_one(self._logs.url):
-            raise Unsupported(
-                f"{self._logs.wal.name}:// may be opened on another machine, and is migrated while none uses it: stop "
-                "all nodes and programs, then type the command",
-                capability="migration",
-            )
-        return self._logs
+        raise Unsupported(
+            f"{self._logs.wal.name}:// may be opened on another machine, and is migrated while none uses it: stop "
+            "all nodes and programs, then type the command",
+            capability="migration",
+        )
 
     def _check_alone(self) -> None:
         names = sorted(member.name for member in self._node.members.members.values())
         if len(names) > 1:
             raise Unavailable(
-                f"{len(names)} nodes use this log ({', '.join(names)}), and one alone can go over to another while it "
-                "runs: stop the others, or all of them, and type the command again"
+                f"{len(names)} nodes use this log ({', '.join(names)}), and go over to another together: the command "
+                "`tidewal migrate` has them do it"
             )
 
     # ---- the migration -----------------------------------------------------------------------------------------------
@@ -216,10 +224,12 @@ class LogMigration:
         """Stop the roles, do the rest, and start them on the log that is in use then. An error of what follows the
         stop ends the node, for it has no log to work on."""
         self._phase = "switching"
+        await self._watch.stop()  # the roles look again once they are started
         try:
             await begin_switch(logs.wal, new)
         except TidewalError:
             await end_switch(logs.wal, new)  # it may have begun: the node goes on with the log
+            self._watch.begin()
             raise
         self.switching = True
         failed: TidewalError | None = None
@@ -235,7 +245,7 @@ class LogMigration:
             wal = await (logs.in_use_again() if failed is not None else logs.move_to(to))
             self.switching = False
             if not await self._node.start_roles(wal):
-                self._node.go_along()
+                self._watch.begin()
         except BaseException as error:
             self._node.fail(error)
             raise

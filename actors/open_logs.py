@@ -14,6 +14,8 @@ from ..runtime.log.redaction import shown_url
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 
+IN_ANY_STATE = {"in_use_only": False}  # it may get another owner also while it is migrated
+
 _log = logging.getLogger("tidewal.migration")
 
 
@@ -29,29 +31,35 @@ class LogOpener(Protocol):
         owns it, that is this one, and no other uses it meanwhile. Raises what opening it raises."""
         ...
 
-    async def keep(self, url: str) -> Wal:
-        """Open the log at `url`, which was migrated, so that other processes find that it was."""
+    async def look_at(self, url: str) -> Wal:
+        """Open the log at `url`, whatever its migrations' state, to see what becomes of it, and for other processes to
+        see it. Where one process owns it, that is this one while no other is. Raises what opening it raises, and
+        `ConfigError` where there is none."""
         ...
 
     def owned_by_one(self, url: str) -> bool:
         """Whether one process of one machine owns the log at `url`, so that no other writes to it but through that."""
         ...
 
-    def written_by_several(self, url: str) -> bool:
-        """Whether several processes write to the log at `url`, and none of them owns it."""
+    def moved_by_command(self, url: str) -> bool:
+        """Whether a command may migrate the log at `url` while processes use it, which look for that, and go along."""
         ...
 
 
 class SettingsOpener:
     """Opens logs with the settings of this process, which have the credentials."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None, *, owns: bool) -> None:
-        """`owns`: whether the node owns the log that it works on, where one process does."""
-        self._settings, self._metrics, self._owns = settings, metrics, owns
+    def __init__(self, settings: Settings, metrics: Metrics | None, *, owns: bool, is_node: bool = True) -> None:
+        """`owns`: whether the node owns the log that it works on, where one process does. A process that is no node
+        never owns one, also not to look at it."""
+        self._settings, self._metrics, self._owns, self._is_node = settings, metrics, owns, is_node
 
     async def open(self, url: str) -> Wal:
         """`LogOpener.open`."""
-        return await open_wal(url, own=self._owns, **wal_options(self._settings, url, self._metrics))
+        options = wal_options(self._settings, url, self._metrics)
+        if self._is_node and self._is_owned_in_turn(url):  # it looks at the migration's state itself
+            options |= IN_ANY_STATE
+        return await open_wal(url, own=self._owns, **options)
 
     async def open_alone(self, url: str) -> Wal:
         """`LogOpener.open_alone`."""
@@ -59,18 +67,32 @@ class SettingsOpener:
         options: dict[str, Any] = {"serve": False} if backend.capabilities().one_node else {}
         return await backend.open(url, own=True, **{**wal_options(self._settings, url), **options})
 
-    async def keep(self, url: str) -> Wal:
-        """`LogOpener.keep`."""
-        return await find_backend(url).open(url, own=True, **wal_options(self._settings, url))
+    async def look_at(self, url: str) -> Wal:
+        """`LogOpener.look_at`."""
+        backend, options = find_backend(url), wal_options(self._settings, url)
+        if not backend.capabilities().one_node:
+            return await self.open_alone(url)
+        if not backend.capabilities().one_machine:  # there it is read without its owner
+            return await backend.open(url, read_only=True, **options)
+        await backend.abandoned(url)  # it raises `ConfigError`: a directory would be made
+        own = None if self._is_node else False
+        return await backend.open(url, own=own, **options, **IN_ANY_STATE)
 
     def owned_by_one(self, url: str) -> bool:
         """`LogOpener.owned_by_one`."""
         capabilities = find_backend(url).capabilities()
         return capabilities.one_node and capabilities.one_machine
 
-    def written_by_several(self, url: str) -> bool:
-        """`LogOpener.written_by_several`."""
-        return not find_backend(url).capabilities().one_node
+    def moved_by_command(self, url: str) -> bool:
+        """`LogOpener.moved_by_command`."""
+        return self._is_owned_in_turn(url) or not find_backend(url).capabilities().one_node
+
+    def _is_owned_in_turn(self, url: str) -> bool:
+        """Whether processes use the log at `url` through the one that owns it at the time."""
+        backend = find_backend(url)
+        section = self._settings.of_backend(backend.name)
+        is_linked = section is not None and section.linked and bool(self._settings.cluster.secret.get_secret_value())
+        return backend.capabilities().one_node and (backend.capabilities().one_machine or is_linked)
 
 
 class OpenLogs:
@@ -89,9 +111,21 @@ class OpenLogs:
         self.wal = await self.opener.open_alone(self.url)
         return self.wal
 
-    def use(self, url: str, wal: Wal) -> None:
-        """Go on with the log at `url`, which is open; the one before is closed."""
+    async def looked_at(self) -> Wal:
+        """Close the log, and open it beside other processes, to see what becomes of it."""
+        await self.wal.close()
+        self.wal = await self.opener.look_at(self.url)
+        return self.wal
+
+    async def go_on_with(self, url: str, wal: Wal) -> None:
+        """Go on with the log at `url`, which is open. The one before, which was looked at, is kept where one process
+        owns it, for those that look there; else it is closed."""
+        before, left = self.wal, self.url
         self.url, self.wal = url, wal
+        if url != left and self.opener.owned_by_one(left):
+            self._kept.append(before)
+        else:
+            await before.close()
 
     async def in_use_again(self) -> Wal:
         """Close the log, and open it as nodes do."""
@@ -109,7 +143,7 @@ class OpenLogs:
 
     async def _keep(self, url: str) -> None:
         try:
-            self._kept.append(await self.opener.keep(url))
+            self._kept.append(await self.opener.look_at(url))
         except TidewalError as error:  # the node goes on all the same
             _log.warning("%s is not open any more, and processes that use it wait for it: %s", shown_url(url), error)
 

@@ -1,4 +1,4 @@
-"""What a node does while an operator's command migrates a log that several processes write to.
+"""What a node does while an operator's command migrates a log that several processes use.
 
 The command copies beside the nodes. Then the log says `migrating`: each node stops its roles, which ends what it owns
 and its membership, and keeps its process, with the ports of metrics and health. When all have left the command does the
@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 
 from ..runtime.config.settings import Settings
-from ..runtime.errors import Moved, TidewalError, Unavailable
+from ..runtime.errors import ConfigError, Moved, TidewalError, Unavailable
 from ..runtime.log.migration_state import MigrationPhase, migration_state
 from ..runtime.log.migration_watch import LOOK_PREPARED_S, MigrationWatch, left_meanwhile, opened_next
 from ..runtime.log.redaction import shown_url
@@ -42,18 +42,18 @@ class SharedLogMigration:
     that its roles are about to stop, or have stopped, and go on."""
 
     def __init__(self, node: MovingNode, logs: OpenLogs | None) -> None:
-        """Without `logs`, and on a log that one process owns, it does nothing."""
+        """Without `logs`, and on a log that no command migrates while it is in use, it does nothing."""
         self._node, self._logs = node, logs
         self.switching: bool = False
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def _is_shared(self) -> bool:
-        return self._logs is not None and self._logs.opener.written_by_several(self._logs.url)
+    def _is_watched(self) -> bool:
+        return self._logs is not None and self._logs.opener.moved_by_command(self._logs.url)
 
     def begin(self) -> None:
         """Watch the log from now on. May be repeated."""
-        if self._is_shared and (self._task is None or self._task.done()):
+        if self._is_watched and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name="migration by a command")
 
     async def stop(self) -> None:
@@ -64,20 +64,20 @@ class SharedLogMigration:
     async def has_left(self) -> bool:
         """Whether the log is in use no more, though it was when it was opened. To be asked by a node that has become a
         member: either the command waits for it, or it must not begin. Raises `Moved` where a replica was promoted."""
-        if not self._is_shared or self._logs is None:
+        if not self._is_watched or self._logs is None:
             return False
         return await left_meanwhile(self._logs.wal, shown_url(self._logs.url))
 
     async def until_left(self) -> None:
-        """Return when the log is in use no more: on a log that one process owns, never."""
-        if not self._is_shared or self._logs is None:
+        """Return when the log is in use no more: on one that no command migrates while it is in use, never."""
+        if not self._is_watched or self._logs is None:
             await asyncio.Future[None]()
         else:
             await MigrationWatch(self._logs.wal, shown_url(self._logs.url)).until_left()
 
     async def _run(self) -> None:
         try:
-            while self._is_shared:
+            while self._is_watched:
                 await self.until_left()
                 await self.go_along()
         except Exception as error:
@@ -110,7 +110,7 @@ async def _whole(stopping: Coroutine[object, object, None]) -> None:
 
 
 async def _next_log(logs: OpenLogs) -> Wal:
-    """The log that is in use next: `logs` has it then. The one before is closed, which ends all that uses it."""
+    """The log that is in use next: `logs` has it then. The one before is closed first, which ends all that uses it."""
     try:
         async with asyncio.timeout(WAIT_S):
             old = await _looked_at(logs)
@@ -120,16 +120,15 @@ async def _next_log(logs: OpenLogs) -> Wal:
             f"the migration of {shown_url(logs.url)} has not ended within {WAIT_S:g} s: end it with `tidewal migrate`, "
             "or take it back with --cancel, and start the node again"
         ) from None
-    logs.use(url, wal)
-    await old.close()
+    await logs.go_on_with(url, wal)
     return wal
 
 
 async def _looked_at(logs: OpenLogs) -> Wal:
-    """The log once more, to be looked at alone."""
+    """The log once more, to be looked at."""
     while True:
         try:
-            return await logs.alone()
+            return await logs.looked_at()
         except TidewalError as error:
             if not error.retryable:
                 raise
@@ -137,17 +136,19 @@ async def _looked_at(logs: OpenLogs) -> Wal:
         await asyncio.sleep(LOOK_PREPARED_S)
 
 
-async def open_logs(opener: LogOpener, url: str, settings: Settings, metrics: Metrics) -> OpenLogs:
+async def open_logs(
+    opener: LogOpener, url: str, settings: Settings, metrics: Metrics, *, follow: bool = False
+) -> OpenLogs:
     """Open the log at `url` for a node. While it is migrated by a command the node waits for the end of that, and says
-    so where it answers questions about its health. Raises what `LogOpener.open` does, and `SharedLogMigration.go_along`
-    where it has waited."""
+    so where it answers questions about its health. Where that has ended the node goes on with the new log only if it is
+    to `follow`. Raises what `LogOpener.open` does, and `SharedLogMigration.go_along` where it has waited."""
     try:
         return OpenLogs(opener, url, await opener.open(url))
     except (Moved, Unavailable) as error:
-        if not opener.written_by_several(url) or not await _is_to_come(opener, url, error):
+        if not opener.moved_by_command(url) or not await _is_to_come(opener, url, error, follow=follow):
             raise
     _log.warning("%s is migrated by a command: the node starts when that has ended", shown_url(url))
-    logs = OpenLogs(opener, url, await opener.open_alone(url))
+    logs = OpenLogs(opener, url, await opener.look_at(url))
     try:
         async with _waiting_health(settings, metrics):
             await _next_log(logs)
@@ -157,12 +158,15 @@ async def open_logs(opener: LogOpener, url: str, settings: Settings, metrics: Me
     return logs
 
 
-async def _is_to_come(opener: LogOpener, url: str, error: Moved | Unavailable) -> bool:
+async def _is_to_come(opener: LogOpener, url: str, error: Moved | Unavailable, *, follow: bool) -> bool:
     """Whether a log of the migration of that at `url`, which cannot be opened for `error`, is in use soon. Raises what
-    `LogOpener.open_alone` does."""
-    if isinstance(error, Moved):
+    `LogOpener.look_at` does."""
+    if isinstance(error, Moved) and not follow:
         return await _is_pending(opener, error.url or "")
-    wal = await opener.open_alone(url)
+    try:
+        wal = await opener.look_at(url)
+    except ConfigError:  # there is no log
+        return False
     try:
         return (await migration_state(wal)).phase in _AWAITED
     finally:

@@ -127,8 +127,8 @@ class Standalone:
         self._hybrid = HybridClock(clock)
         self._roles = _roles_named(roles)
         self._tables, self._blocking, self._network = open_tables(tables), blocking, network
-        self._migration = LogMigration(_Moving(self), logs, MovedTables(self._tables, blocking))
         self._shared_migration = SharedLogMigration(_Moving(self), logs)
+        self._migration = LogMigration(_Moving(self), logs, MovedTables(self._tables, blocking), self._shared_migration)
         self.node: Node = self._node_on(wal, predecessor)
         self._on_incarnation = on_incarnation
         self._following: FollowingWal | None = None  # the log, for clients of this process
@@ -456,6 +456,7 @@ async def standalone(
     settings: Settings | None = None,
     name: str = "",
     roles: Iterable[str] = ROLE_NAMES,
+    follow: bool = False,
 ) -> AsyncGenerator[Standalone]:
     """Run a node that keeps everything in `directory`: the tables in `tables/` unless the settings name another place
     (`tables`), and the log in `log/` unless the URL `wal` or the settings name another one (`log_url`). Leaving the
@@ -463,7 +464,8 @@ async def standalone(
 
     `name` and `roles` are those of `Standalone`. A node that is killed and started again with the same directory, and
     the same name where it has one, takes its channels back at once. A node without the role `streamingnode` uses the
-    log of a process that owns it, where a log has such an owner (RocksMQ).
+    log of a process that owns it, where a log has such an owner (RocksMQ). With `follow` the log at `wal`, which the
+    node had before, may have been migrated since: it goes on with the one that has taken its place.
 
     Raises `DirectoryInUse` when another node has the directory open, `DirectoryUnwritable`, `FormatTooNew`,
     `CorruptLog`, and what `log_url` and `Standalone` raise.
@@ -471,10 +473,10 @@ async def standalone(
     settings, roles = settings or Settings(), tuple(roles)
     home = _absolute(directory)
     metrics = Metrics(name or node_name())
-    url = await log_url(home, settings, wal=wal)
+    url = wal if follow and wal else await log_url(home, settings, wal=wal)  # tables may name the new one already
     owns = StreamingNode.role in roles
     opener = SettingsOpener(settings, metrics, owns=owns)
-    logs = await open_logs(opener, url, settings, metrics)
+    logs = await open_logs(opener, url, settings, metrics, follow=follow)
     options: dict[str, Any] = {"settings": settings, "metrics": metrics, "roles": roles, "logs": logs}
     try:
         with incarnation_file(home / (f"node-{quote(name, safe='')}.lock" if name else "node.lock")) as file:
@@ -540,9 +542,6 @@ class _Moving:
 
     async def start_roles(self, wal: Wal) -> bool:
         return await self._node._go_on_with(wal)  # pyright: ignore[reportPrivateUsage]
-
-    def go_along(self) -> None:
-        self._node._shared_migration.begin()  # pyright: ignore[reportPrivateUsage]
 
     def fail(self, error: BaseException) -> None:
         self._node._fail(error)  # pyright: ignore[reportPrivateUsage]

@@ -32,6 +32,7 @@ def standalone_sync(
     settings: Settings | None = None,
     name: str = "",
     roles: Iterable[str] = ROLE_NAMES,
+    follow: bool = False,
 ) -> SyncStandalone:
     """Run a node as `standalone` does, with its parameters and errors, on a thread of its own: for scripts and
     notebooks, also those whose event loop runs.
@@ -40,9 +41,8 @@ def standalone_sync(
     with ExitStack() as opened:
         loop = LoopThread("tidewal-node")
         opened.callback(loop.end)
-        entered = loop.entered(standalone(directory, wal=wal, settings=settings, name=name, roles=roles))
-        node = opened.enter_context(entered)
-        return SyncStandalone(node, loop, opened.pop_all())
+        node = standalone(directory, wal=wal, settings=settings, name=name, roles=roles, follow=follow)
+        return SyncStandalone(opened.enter_context(loop.entered(node)), loop, opened.pop_all())
 
 
 class SyncStandalone:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import typer
 
 from ..actors.datanode.moved_tables import MovedTables
 from ..runtime.config.loading import url_of
-from ..runtime.errors import BadRecord, InvalidRequest
+from ..runtime.errors import BadRecord, ConfigError, InvalidRequest, Unavailable
 from ..runtime.log.migration_state import MigrationPhase, MigrationState, migration_state
 from ..runtime.log.opening import find_backend
 from ..runtime.log.redaction import shown_url
+from ..runtime.log.wal import Wal
+from ..runtime.migration.beginning import has_ended
 from ..runtime.migration.migration import MigrationProof, cancel_migration, cancellable_state, check_source
 from ..runtime.migration.migration import migrate as migrate_log
 from ..runtime.migration.node_log import NodeLog
@@ -25,10 +28,19 @@ from ..runtime.migration.translation import translate_position
 from ..runtime.streams.messages import Position
 from ..runtime.tables.table_store import open_tables
 from .connect import completed
-from .online_migration import cancelled_by_node, is_open_elsewhere, migrated_by_node
+from .online_migration import (
+    cancelled_by_node,
+    is_moved_by_node,
+    is_open_elsewhere,
+    log_in_use,
+    migrated_by_node,
+    old_log,
+)
 from .open_log import LogUrl, opened
 from .owned_log import owned_log
 from .results import AsJson
+
+TARGET_S = 20.0  # for nodes to close a directory into which they look
 
 
 def migrate(
@@ -57,12 +69,12 @@ def migrate(
 ) -> None:
     """Copy all that a log has to another one, prove that both are equal, and let that one take its place.
 
-    Where one node has the log of a directory open, it does so itself while it runs, with its own tables and settings.
-    On brokers this command copies while nodes run; for what is left they stop their roles. In both ways nodes and
-    clients go on with the new log. Else no program may have the old log open: nodes are stopped before, and started on
-    the new log afterwards. The tables that nodes have filled go on with the new log. A migration that was
-    interrupted goes on with the same command. When it has ended, opening the old log to write raises Moved, with the
-    URL of the new one. The environment has the credentials for both. Exits with 0 when the new log is open.
+    Where one node alone uses the log of a directory, it does so itself while it runs, with its own tables and settings.
+    Where several do, and on brokers, this command copies while nodes run; for what is left they stop their roles. In
+    both ways nodes and clients go on with the new log. Else no program may have the old log open: nodes are stopped
+    before, and started on the new log afterwards. The tables that nodes have filled go on with the new log. A migration
+    that was interrupted goes on with the same command. When it has ended, opening the old log to write raises Moved,
+    with the URL of the new one. The environment has the credentials for both. Exits with 0 when the new log is open.
     """
     url, to = _absolute(url), _absolute(to)
     if cancel + status + bool(position) > 1:
@@ -92,13 +104,20 @@ async def _migrated(url: str, to: str, tables: str, *, prepare: bool) -> Migrati
     def on_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    if await is_open_elsewhere(url):
-        return await migrated_by_node(url, to, on_progress)
     moved = MovedTables(open_tables(tables)) if tables else None
-    async with owned_log(url) as old:
+    if await is_open_elsewhere(url):
+        async with log_in_use(url) as old:
+            if not await is_moved_by_node(old):
+                await check_source(old, to)
+                if (proof := await _proof_of_ended(old, to)) is not None:
+                    return proof
+                async with _target(old, to) as new:
+                    return await migrate_in_use(old, new, url, to, tables=moved, on_progress=on_progress)
+        return await migrated_by_node(url, to, on_progress)
+    async with old_log(url) as old:
         await check_source(old, to)
-        async with owned_log(to, create=True) as new:
-            if not find_backend(url).capabilities().one_node and await NodeLog.read_states(old) is not None:
+        async with _target(old, to) as new:
+            if not old.capabilities.one_node and await NodeLog.read_states(old) is not None:
                 return await migrate_in_use(old, new, url, to, tables=moved, on_progress=on_progress)
             compared = None
             if prepare:
@@ -107,14 +126,42 @@ async def _migrated(url: str, to: str, tables: str, *, prepare: bool) -> Migrati
             return await migrate_log(old, new, url, to, tables=moved, on_progress=on_progress, compared=compared)
 
 
+async def _proof_of_ended(old: Wal, to: str) -> MigrationProof | None:
+    """What is in both logs, where an earlier run has ended the migration: nodes may use the new one then."""
+    state = await migration_state(old)
+    if state.phase is MigrationPhase.MIGRATED:
+        with suppress(ConfigError, Unavailable):  # it goes on, and says what there is
+            async with opened(to) as new:
+                if await has_ended(new, state, to):
+                    return MigrationProof.from_wire(state.proof)
+    return None
+
+
+@asynccontextmanager
+async def _target(old: Wal, to: str) -> AsyncGenerator[Wal]:
+    """The log at `to`, to which `old` goes. Once `old` is migrated nodes look now and then whether `to` is in use yet,
+    by opening it."""
+    is_looked_at = (await migration_state(old)).phase is MigrationPhase.MIGRATED
+    async with owned_log(to, create=True, wait_s=TARGET_S if is_looked_at else 0.0) as new:
+        yield new
+
+
 async def _cancelled(url: str, to: str) -> None:
     if await is_open_elsewhere(url):
+        async with log_in_use(url) as old:
+            if not await is_moved_by_node(old):
+                await _taken_back(old, to)
+                return
         await cancelled_by_node(url, to)
         return
-    async with owned_log(url) as old:
-        await cancellable_state(old, to)
-        async with owned_log(to, create=True) as new:
-            await cancel_migration(old, new, to)
+    async with old_log(url) as old:
+        await _taken_back(old, to)
+
+
+async def _taken_back(old: Wal, to: str) -> None:
+    await cancellable_state(old, to)
+    async with _target(old, to) as new:
+        await cancel_migration(old, new, to)
 
 
 async def _translated(url: str, to: str, position: str) -> Position:

@@ -65,7 +65,9 @@ def run_processes(
     def command(group: RoleGroup, metrics_port: int) -> list[str]:
         roles = ["--roles", ",".join(group.roles), "--name", group.node_name(name)]
         own = ["--metrics-port", str(metrics_port), "--json", "--end-with-stdin"]
-        return [*python_command(), "run", *roles, *own, *options]
+        had = supervisor.children[group].addresses.get("wal")
+        again = ["--follow", str(had)] if had else []  # it may have been migrated since
+        return [*python_command(), "run", *roles, *own, *again, *options]
 
     supervisor = ProcessSupervisor(divide_roles(processes), command, settings=settings, name=name)
     try:

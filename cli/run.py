@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from ..runtime.cluster.roles import ROLE_NAMES
-from ..runtime.errors import InvalidRequest
+from ..runtime.errors import InvalidRequest, PositionMismatch
 from .addresses import print_addresses
 from .child_process import end_with_parent
 from .logging_setup import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure, failures_as_lines
@@ -45,6 +45,7 @@ def run(
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one line of JSON.")] = False,
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
+    follow: Annotated[str, typer.Option("--follow", hidden=True)] = "",
 ) -> None:
     """Run a node until SIGTERM or SIGINT, and drain it: what was acknowledged is durable, always.
 
@@ -86,14 +87,15 @@ def run(
         return
     try:
         with failures_as_lines(log.format):
-            uvloop.run(until_stopped(_serve(settings, data, roles, name, as_json=as_json)))
+            uvloop.run(until_stopped(_serve(settings, data, roles, name, as_json=as_json, follow=follow)))
     except Interrupted:
         if not as_json:
             typer.echo("drained")
 
 
-async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *, as_json: bool) -> None:
-    """Be a node, and print where it is reached once it is ready."""
+async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *, as_json: bool, follow: str) -> None:
+    """Be a node, and print where it is reached once it is ready. `follow` is the URL of the log that it had, where its
+    supervisor starts it again: it may have been migrated since."""
     from ..actors.standalone import log_url, standalone, tables_of
     from ..runtime.garbage import collect_rarely
     from ..runtime.log.redaction import shown_url
@@ -102,10 +104,15 @@ async def _serve(settings: Settings, data: Path | None, roles: str, name: str, *
     home, embedded = _places(settings, data)
     offered = [role.strip() for role in roles.split(",")] if roles else ROLE_NAMES
     configure(settings.log.level, settings.log.format, node=name or node_name())
-    url = await log_url(home, settings, embedded=embedded)
+    try:
+        url = await log_url(home, settings, embedded=embedded)
+    except PositionMismatch:
+        if not follow:
+            raise
+        url = follow  # the tables are those of the log in its place
     if data is None and not settings.tables:
         _warn_of_other_tables(url, home)
-    async with standalone(home, wal=url, settings=settings, name=name, roles=offered) as node:
+    async with standalone(home, wal=url, settings=settings, name=name, roles=offered, follow=bool(follow)) as node:
         where = {"wal": shown_url(url), "tables": tables_of(home, settings)}
         if settings.metrics.port:
             where["metrics"] = f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"

@@ -50,6 +50,7 @@ class ObjectsBackend(WalBackend):
         own: bool | None = None,
         read_only: bool = False,
         serve: bool = True,
+        in_use_only: bool = True,
         settings: ObjectsSettings | None = None,
         cluster: ClusterSettings | None = None,
         **options: Any,
@@ -58,8 +59,9 @@ class ObjectsBackend(WalBackend):
         changes nothing: the first call that writes makes the log, and this process its owner, where no other one is.
         With the secret of `cluster` it writes through that one. With `own` True opening does so, and once this process
         has owned the log, and then another one has, all that writes raises `Fenced`; with False, and a secret, it never
-        owns the log. With `serve` False it has no links to others. A URL of a bucket may have `?endpoint=…&region=…`,
-        else these come from the environment, as credentials always do."""
+        owns the log. With `serve` False it has no links to others, and with `in_use_only` False it may
+        come to own the log also while that is migrated: the caller looks at that itself. A URL of a bucket may have
+        `?endpoint=…&region=…`, else these come from the environment, as credentials always do."""
         from .link.access import link_access
         from .settings import DIRECTORY_LINGER_MS, ObjectsSettings
         from .wal import ObjectWal
@@ -72,6 +74,7 @@ class ObjectsBackend(WalBackend):
             settings = settings.model_copy(update={"linger_ms": linger_ms, "hedge_share": 0.0})
         tried = "endpoint" in _bucket_options(url)  # the stores of S3, Google and Azure are known
         options |= {"access": link_access(settings, cluster) if serve else None, "may_own": own is not False}
+        options |= {"in_use_only": in_use_only}
         wal = ObjectWal(shown_url(url), self.store(url), settings, try_store=tried, **options)
         await wal.open(must_be=read_only, own=bool(own))
         return wal

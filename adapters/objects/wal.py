@@ -79,9 +79,11 @@ class ObjectWal(GroupWal):
         try_store: bool = False,
         access: LinkAccess | None = None,
         may_own: bool = True,
+        in_use_only: bool = True,
     ) -> None:
         """With `access` this process writes through the owner of the log, where that is another one, and others through
-        this one; one that must not own the log (`may_own`) needs it."""
+        this one; one that must not own the log (`may_own`) needs it. With `in_use_only` it does not come to own it
+        where the log is migrated since."""
         super().__init__(shown, metrics)
         self.capabilities: Capabilities = CAPABILITIES if access is None else LINKED
         self._loop = asyncio.get_running_loop()
@@ -111,6 +113,7 @@ class ObjectWal(GroupWal):
         self._members: list[GroupConsumer] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_opened = self._must_own = False
+        self._in_use_only = in_use_only
 
     def _owns(self) -> bool:
         return self._committer.owns
@@ -273,7 +276,7 @@ class ObjectWal(GroupWal):
         if self._must_own:
             if await self._ownership.has_passed():
                 raise Fenced("another process has come to own the log since this one opened it: open it again")
-        elif not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
+        elif self._in_use_only and not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
             await check_in_use(self, self._shown)
 
     def _on_queued(self) -> None:

@@ -38,6 +38,7 @@ class RocksMQBackend(WalBackend):
         *,
         own: bool | None = None,
         read_only: bool = False,
+        in_use_only: bool = True,
         failover_s: float = FAILOVER_S,
         **options: Any,
     ) -> Wal:
@@ -49,7 +50,8 @@ class RocksMQBackend(WalBackend):
         as the other processes do; where that takes longer than `failover_s`, or another process requires ownership
         already, `DirectoryInUse` is raised. `own` False, or a port: never own the directory; opening waits 10 s at most
         where no process does. `failover_s` (seconds) is also how long calls wait for an owner before they raise
-        `Unavailable`; with 0 this opening tries once.
+        `Unavailable`; with 0 this opening tries once. With `in_use_only` False calls go on with another owner also
+        where the log is being migrated, or was: the caller looks at that itself.
         `read_only` is `own` False, and raises `Unavailable` at once where no process owns the directory, unless `own`
         is given; with `own` True it raises `ConfigError`.
 
@@ -73,7 +75,7 @@ class RocksMQBackend(WalBackend):
             takeover=own is None and not read_only,
             unowned_s=unowned_s,
             failover_s=failover_s,
-            read_only=read_only,
+            in_use_only=in_use_only and not read_only,
             **options,
         )
 

@@ -108,8 +108,10 @@ class FollowingWal:
         """Go on with the log to which `wal` has moved. Raises `Moved` where it cannot be opened here, and `Unavailable`
         where it cannot yet."""
         async with self._moving:
-            if wal is not self._wal:
+            if wal is not self._wal or not self._arrived.is_set():
                 return
+            if self._failure is not None:
+                raise self._failure
             if self._follow is None or self._closed:
                 raise moved
             try:
@@ -133,7 +135,7 @@ class FollowingWal:
     async def _try_to_move(self, wal: Wal, moved: Moved) -> None:
         try:
             await self._move(wal, moved)
-        except (Moved, Unavailable):
+        except TidewalError:
             return  # the next call says why
 
     # ---- channels ----------------------------------------------------------------------------------------------------

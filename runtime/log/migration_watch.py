@@ -1,4 +1,4 @@
-"""What a process does that uses a log to which several write, while an operator's command migrates that log.
+"""What a process does that uses a log with others, while an operator's command migrates that log.
 
 It looks at what the log says of its migration. Where the log is in use no more the process leaves it, waits until one
 of the two logs is in use, and goes on with that one, which it opens with its own settings.
@@ -11,14 +11,16 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from ..errors import ConfigError, Moved, TidewalError
+from ..errors import ConfigError, DirectoryInUse, Moved, TidewalError
 from .migration_state import MigrationPhase, MigrationState, MigrationStates, migration_state
 from .redaction import shown_url
 from .replication_state import check_not_replica
 from .wal import Wal
 
 LOOK_S = 2.0  # between two looks at a log of which nothing is migrated
+LOOK_COSTLY_S = 10.0  # where a look is a request that is paid for
 LOOK_PREPARED_S = 0.5  # at one that is being copied, or that is in use no more
+OPENINGS_MAX = 20  # of a directory that another process owns: the command does, until the log is in use
 
 _log = logging.getLogger("tidewal.migration")
 
@@ -31,6 +33,7 @@ class MigrationWatch:
 
     def __init__(self, wal: Wal, shown: str) -> None:
         self._states = MigrationStates(wal)
+        self._idle_s = LOOK_COSTLY_S if wal.capabilities.costly_appends else LOOK_S
         self._shown = shown
         self._warned = ""
 
@@ -41,7 +44,7 @@ class MigrationWatch:
             if state is not None and not state.phase.in_use:
                 return
             is_idle = state is None or state.phase is MigrationPhase.OPEN
-            await asyncio.sleep(LOOK_S if is_idle else LOOK_PREPARED_S)
+            await asyncio.sleep(self._idle_s if is_idle else LOOK_PREPARED_S)
 
     async def until_decided(self) -> MigrationState:
         """Return when the log is in use again, or is migrated, which may be taken back until the other is in use."""
@@ -55,6 +58,8 @@ class MigrationWatch:
         """What it says now; None where that is not known."""
         try:
             return await self._states.read()
+        except Moved:  # calls say so as well
+            pass
         except ConfigError as error:  # rights for its own channels alone
             self._warn(f"this process may not see whether {self._shown} is migrated, and would not follow: {error}")
         except TidewalError as error:
@@ -72,6 +77,7 @@ async def opened_next(watch: MigrationWatch, url: str, open: OpenLog) -> tuple[s
     """The log that is in use next, with its URL: the one at `url`, which `watch` looks at, or that to which it was
     migrated, also where that was migrated further. Raises `Moved` where that one cannot be opened here, and where the
     old one can be no more what `open` raises."""
+    refused = 0
     while True:
         state = await watch.until_decided()
         at = state.other if state.phase is MigrationPhase.MIGRATED else url
@@ -80,9 +86,11 @@ async def opened_next(watch: MigrationWatch, url: str, open: OpenLog) -> tuple[s
             if at == url or await _is_still(watch, state, wal):
                 return found, wal
         except TidewalError as error:
-            if at != url and not error.retryable:
+            refused += isinstance(error, DirectoryInUse)
+            is_awaited = error.retryable or (isinstance(error, DirectoryInUse) and refused < OPENINGS_MAX)
+            if at != url and not is_awaited:
                 raise cannot_follow(url, at, error) from error
-            if not error.retryable:
+            if not is_awaited:
                 raise
         await asyncio.sleep(LOOK_PREPARED_S)
 

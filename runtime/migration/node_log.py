@@ -124,7 +124,7 @@ class NodeLog:
             return None
         names, catalog, cluster = found._names, found._catalog, found._cluster
         if cluster is not None and not old.capabilities.one_node and not in_use:
-            _check_no_members(cluster.state)
+            found.check_left()
         live = _live(catalog)
         if live and tables is None:
             raise InvalidRequest(
@@ -146,6 +146,12 @@ class NodeLog:
     def cluster(self) -> ClusterState | None:
         """The members; None where there are none yet."""
         return None if self._cluster is None else self._cluster.state
+
+    def check_left(self) -> None:
+        """Raise `Unavailable` where the cluster has members: a node may use the log."""
+        if self.cluster is not None and self.cluster.members:
+            names = ", ".join(sorted(self.cluster.members))
+            raise Unavailable(f"nodes belong to the cluster of this log: {names}, and have not left it")
 
     def ids(self, channel: str) -> Set[bytes]:
         """The ids of a channel that the states and the tables hold."""
@@ -288,10 +294,3 @@ def _checked(state: MovedState[State]) -> MovedState[State]:
             capability="migration",
         )
     return state
-
-
-def _check_no_members(cluster: ClusterState) -> None:
-    if cluster.members:
-        raise Unavailable(
-            f"nodes belong to the cluster of this log: {', '.join(sorted(cluster.members))}, and have not left it"
-        )

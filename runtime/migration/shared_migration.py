@@ -1,4 +1,4 @@
-"""The migration of a log that several processes write to, while nodes and clients use it.
+"""The migration of a log that several processes use, while they do.
 
 It is copied and compared beside them (`prepare`). Then it says `migrating`, by which nodes stop their roles and clients
 their members of groups, each by itself (`runtime/log/migration_watch.py`). When all have left, or their leases have
@@ -105,6 +105,9 @@ async def until_left(
         await check()
         try:
             await leases.end_silent()
+            node = await NodeLog.read_states(old)
+            if node is not None:
+                node.check_left()  # on a directory this process does not have the lock, which says so else
             await NodeLog.read(old, tables)
             await idle_groups(old)
             break

@@ -1,4 +1,4 @@
-"""Nodes and clients on logs that several processes write to, as on brokers, which can open others by URL."""
+"""Nodes and clients on logs that several processes use, on brokers or in a directory, which can open others by URL."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.actors.conftest import in_place
-from tests.actors.nodes import NodeProcess, Nodes
+from tests.actors.nodes import NodeProcess, Nodes, OneOwnerWal
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.moved_tables import MovedTables
 from tidewal.actors.followed_log import FollowedLog
 from tidewal.actors.open_logs import OpenLogs
 from tidewal.actors.shared_log_migration import open_logs
 from tidewal.actors.standalone import Standalone
+from tidewal.cli.role_groups import divide_roles
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import ConfigError, TidewalError
 from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
@@ -44,10 +45,14 @@ class FarSharedWal(SimulatedWal):
         super().submit(entries, done)
 
 
+class FarDirectoryWal(FarSharedWal):
+    """Such a log in a directory."""
+
+    capabilities = OneOwnerWal.capabilities
+
+
 class SharedOpener:
     """Opens logs in memory for one process, by URL; those in `unknown` it has no settings for."""
-
-    _kind = SimulatedWal
 
     def __init__(self, nodes: SharedNodes, each: NodeProcess | None = None) -> None:
         self._nodes, self._each = nodes, each
@@ -63,29 +68,35 @@ class SharedOpener:
             raise ConfigError(f"no credentials for {url}", key="wal")
         process = self._each.process if self._each else SimulatedProcess()
         cut, deaf = (self._each.cut, self._each.deaf) if self._each else (set[str](), set[str]())
-        return self._kind(self._nodes.log_at(url), FaultPlan(1), process, self._nodes.log_faults, cut, deaf)
+        return self._kind()(self._nodes.log_at(url), FaultPlan(1), process, self._nodes.log_faults, cut, deaf)
 
-    async def keep(self, url: str) -> Wal:
+    def _kind(self) -> type[SimulatedWal]:
+        return OneOwnerWal if self._nodes.in_directory else SimulatedWal
+
+    async def look_at(self, url: str) -> Wal:
         return await self.open_alone(url)
 
     def owned_by_one(self, url: str) -> bool:
-        return False
+        return self._nodes.in_directory
 
-    def written_by_several(self, url: str) -> bool:
+    def moved_by_command(self, url: str) -> bool:
         return True
 
 
 class CommandOpener(SharedOpener):
     """Opens logs for a command: what it copies has ids in the new log that are far above those in the old one."""
 
-    _kind = FarSharedWal
+    def _kind(self) -> type[SimulatedWal]:
+        return FarDirectoryWal if self._nodes.in_directory else FarSharedWal
 
 
 class SharedNodes(Nodes):
-    """The processes of one cluster, whose log may be migrated: `logs` are those there are, by URL."""
+    """The processes of one cluster, whose log may be migrated: `logs` are those there are, by URL. `in_directory` says
+    that these are directories, of each of which one process is the owner: only that one offers `streamingnode`."""
 
-    def __init__(self, directory: Path, rng: random.Random) -> None:
+    def __init__(self, directory: Path, rng: random.Random, *, in_directory: bool = False) -> None:
         super().__init__(directory, rng, SimulatedWal)
+        self.in_directory = in_directory
         self.logs: dict[str, MemoryLog] = {OLD: self.log}
         self.unknown: dict[str, set[str]] = {}  # by node: logs that it has no settings for
         self.opener = SharedOpener(self)
@@ -124,6 +135,13 @@ class SharedNodes(Nodes):
         finally:
             await log.stop()
             await log.following.close()
+
+    async def start_divided(self, name: str, *, wait: bool = True) -> NodeProcess:
+        """Start a node with all roles, or in a directory one with the roles of that process of two: `a` owns it."""
+        if not self.in_directory:
+            return await self.start(name, wait=wait)
+        owner, readers = divide_roles(2)
+        return await self.start(name, (owner if name == "a" else readers).roles, wait=wait)
 
     async def configured(self) -> str:
         """The log that its operator lets nodes and clients begin with: the new one once it is in use."""

@@ -67,14 +67,14 @@ class MemoryOpener:
         kind = MemoryWal if url == OLD else FarWal
         return kind(self.logs.setdefault(url, MemoryLog()))
 
-    async def keep(self, url: str) -> Wal:
+    async def look_at(self, url: str) -> Wal:
         return MemoryWal(self.logs[url])
 
     def owned_by_one(self, url: str) -> bool:
         return True
 
-    def written_by_several(self, url: str) -> bool:
-        return False
+    def moved_by_command(self, url: str) -> bool:
+        return True
 
     async def phase(self, url: str) -> MigrationPhase:
         return (await migration_state(MemoryWal(self.logs[url]))).phase

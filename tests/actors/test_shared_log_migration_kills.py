@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.actors.conftest import PEOPLE, people
-from tests.actors.shared_logs import FarSharedWal, SharedNodes
+from tests.actors.shared_logs import FarDirectoryWal, FarSharedWal, SharedNodes
 from tests.dying_wal import DyingWal, Killed
 from tests.turns import writes_in_turn
 from tidewal.runtime.errors import Unavailable
@@ -29,6 +29,12 @@ class DyingSharedWal(DyingWal):
     capabilities = FarSharedWal.capabilities
 
 
+class DyingDirectoryWal(DyingWal):
+    """Such a log in a directory."""
+
+    capabilities = FarDirectoryWal.capabilities
+
+
 class Command:
     """The logs that the command has open."""
 
@@ -36,18 +42,19 @@ class Command:
         self._nodes, self.left, self._behind = nodes, [step], behind
 
     async def open_alone(self, url: str) -> Wal:
-        return DyingSharedWal(self._nodes.log_at(url), self.left, behind=self._behind)
+        kind = DyingDirectoryWal if self._nodes.in_directory else DyingSharedWal
+        return kind(self._nodes.log_at(url), self.left, behind=self._behind)
 
 
 async def killed_once(
-    directory: Path, rng: random.Random, step: int, number: int, *, behind: bool
+    directory: Path, rng: random.Random, step: int, number: int, *, behind: bool, in_directory: bool = False
 ) -> MigrationPhase | None:
     """Migrate, with the command killed at the write `step` and typed again, or the migration taken back, by `number`.
     Returns the phase in which it was killed; None where it had fewer writes."""
-    nodes = SharedNodes(directory, rng)
+    nodes = SharedNodes(directory, rng, in_directory=in_directory)
     try:
         for name in "ab":
-            await nodes.start(name)
+            await nodes.start_divided(name)
         async with nodes.client() as client:
             await client.create_collection(PEOPLE, shards=2)
             await client.insert("people", people(*range(5)))
@@ -83,8 +90,8 @@ async def with_a_kill(nodes: SharedNodes, step: int, number: int, *, behind: boo
     except Killed:
         phase = await nodes.phase()
         if number % 3 == 0:  # and a node with it: it is started again while all wait
-            await nodes.kill("b")
-            await nodes.start("b", wait=False)
+            await nodes.kill(killed := "ab"[number // 6 % 2])
+            await nodes.start_divided(killed, wait=False)
         await asyncio.sleep(5)
         if number % 2 and phase not in (MigrationPhase.OPEN, MigrationPhase.MIGRATED):
             await nodes.cancel()
@@ -92,7 +99,8 @@ async def with_a_kill(nodes: SharedNodes, step: int, number: int, *, behind: boo
         else:
             await nodes.migrate()
             assert await nodes.phase() is MigrationPhase.MIGRATED
-        await asyncio.wait_for(nodes.running["b"].ready.wait(), 60)
+        for each in nodes.running.values():
+            await asyncio.wait_for(each.ready.wait(), 60)
         return phase
     return None
 
@@ -104,6 +112,21 @@ async def test_a_command_that_is_killed_at_each_write_goes_on_or_is_taken_back(
     step, phases = 0, set[MigrationPhase]()
     for step, number in writes_in_turn(turn):
         phase = await killed_once(tmp_path / f"{step}", rng, step, number, behind=behind)
+        if phase is None:
+            break
+        phases.add(phase)
+    assert step > 60, step
+    assert phases >= {MigrationPhase.PREPARING, MigrationPhase.MIGRATING, MigrationPhase.MIGRATED}
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+async def test_in_a_directory_too_it_goes_on_or_is_taken_back(
+    home, tmp_path: Path, rng: random.Random, turn: int, behind: bool
+) -> None:
+    """At each third write of the command, and with it the process that has the directory is killed, or another one."""
+    step, phases = 0, set[MigrationPhase]()
+    for step, number in writes_in_turn(turn):
+        phase = await killed_once(tmp_path / f"{step}", rng, step, number, behind=behind, in_directory=True)
         if phase is None:
             break
         phases.add(phase)
@@ -123,18 +146,21 @@ async def with_killed_nodes(nodes: SharedNodes, rng: random.Random) -> int:
             if name in nodes.running and nodes.running[name].started is not None:
                 await nodes.kill(name)
                 await asyncio.sleep(rng.uniform(0, 2))
-                await nodes.start(name, wait=False)
+                await nodes.start_divided(name, wait=False)
         with contextlib.suppress(Unavailable):
             await migrating
     return tries
 
 
-async def test_nodes_that_are_killed_in_the_switch_lose_nothing(home, tmp_path: Path, rng: random.Random) -> None:
+@pytest.mark.parametrize("in_directory", [False, True], ids=["on brokers", "in a directory"])
+async def test_nodes_that_are_killed_in_the_switch_lose_nothing(
+    home, tmp_path: Path, rng: random.Random, in_directory: bool
+) -> None:
     for round in range(ROUNDS):
-        nodes = SharedNodes(tmp_path / f"{round}", rng)
+        nodes = SharedNodes(tmp_path / f"{round}", rng, in_directory=in_directory)
         try:
             for name in "abc":
-                await nodes.start(name)
+                await nodes.start_divided(name)
             async with nodes.client() as client:
                 await client.create_collection(PEOPLE, shards=3)
                 acknowledged: list[int] = []

@@ -60,6 +60,7 @@ for option in ("--roles", "--name", "--data", "--log-level"):
 parser.add_argument("--metrics-port", type=int)
 parser.add_argument("--json", action="store_true")
 parser.add_argument("--end-with-stdin", action="store_true")
+parser.add_argument("--follow", default="")
 options = parser.parse_args()
 assert options.json and options.end_with_stdin
 home, group = Path(options.data), options.name.partition("-")[2]

@@ -73,7 +73,7 @@ class SharedRocksMQ(GroupWal):
         takeover: bool = True,
         unowned_s: float | None = None,
         failover_s: float = FAILOVER_S,
-        read_only: bool = False,
+        in_use_only: bool = True,
         **options: Any,
     ) -> SharedRocksMQ:
         """Find the owner at `address`, or with `takeover` become it, with `options` of `RocksMQ.open`. With `unowned_s`
@@ -83,8 +83,8 @@ class SharedRocksMQ(GroupWal):
         Whenever the owner is lost, this process searches another for `failover_s` seconds (0: one attempt); then all
         calls that wait end with `Unavailable`, and the next call begins another search. Over `pending_bytes` (one of
         `options`; 64 MiB here) of appends that are not answered, `submit` raises `Overloaded`. Each owner but the
-        first, which is the opener's to check, is asked whether the log is in use (`check_in_use`): where it was
-        migrated or replaced meanwhile, all calls end with `Moved`, unless the log was opened `read_only`.
+        first, which is the opener's to check, is asked whether the log is in use (`check_in_use`), unless `in_use_only`
+        is False: where it was migrated or replaced meanwhile, all calls end with `Moved`.
 
         Raises `Unavailable`, and what `RocksMQ.open` raises.
         """
@@ -94,7 +94,7 @@ class SharedRocksMQ(GroupWal):
         try:
             await shared.owner()
             shared._unowned_s = None  # from now on the owner may change
-            shared._is_checked = not read_only
+            shared._is_checked = in_use_only
         except BaseException:
             await shared.close()
             raise

@@ -53,9 +53,9 @@ class Processes:
         self.opened: list[Process] = []
         self._rates, self._settings, self._pace = rates, settings, pace
 
-    async def open(self, seed: int = 0) -> Process:
+    async def open(self, seed: int = 0, *, in_use_only: bool = True) -> Process:
         """Another process that has the log open."""
-        process = self._new(seed)
+        process = self._new(seed, in_use_only)
         await process.wal.open()
         return process
 
@@ -65,9 +65,12 @@ class Processes:
         await process.wal.open(own=True)
         return process
 
-    def _new(self, seed: int) -> Process:
+    def _new(self, seed: int, in_use_only: bool = True) -> Process:
         store = SimulatedStore(self.objects, seed, self._rates)
-        process = Process(ObjectWal("simulated://", store, self._settings, clock=LoopTime(), pace=self._pace), store)
+        wal = ObjectWal(
+            "simulated://", store, self._settings, clock=LoopTime(), pace=self._pace, in_use_only=in_use_only
+        )
+        process = Process(wal, store)
         self.opened.append(process)
         return process
 

@@ -41,6 +41,8 @@ async def test_nor_one_whose_migration_has_not_ended(processes: Processes) -> No
     (result,) = await appended(idle.wal, "a", [b"lost"])
     assert isinstance(result, Unavailable)
     assert "tidewal migrate" in str(result)
+    command = await processes.open(in_use_only=False)  # it has the migration
+    await command.wal.append("a", b"left")
 
 
 @virtual
