@@ -302,8 +302,8 @@ class TopicMember(RecordMember):
 
     async def _mark(self, pack: RecordPack, token: int) -> None:
         with self._acknowledging(pack):  # of an assignment that is over, the mark would be another one's
-            await self._marks.set(pack.channel, token)
-            await self._member.annotate(self._delivered(pack), self._state(pack.channel).to_metadata())
+            await self._marks.set(self._assignment(pack), token)
+            await self._member.annotate(self._delivered(pack), self._state(pack).to_metadata())
 
     @checked
     async def commit(

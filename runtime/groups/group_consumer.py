@@ -205,6 +205,10 @@ class GroupConsumer:
     def metadata(self, channel: str) -> bytes:
         return self._held(channel).metadata
 
+    def assignment_epoch(self, channel: str) -> int:
+        """The epoch in which the member has a channel at present. Raises `Fenced` where it does not have it."""
+        return self._held(channel).epoch
+
     @checked
     async def acknowledge(
         self, delivered: Delivered, ids: Sequence[bytes] | None = None, *, metadata: bytes | None = None

@@ -22,6 +22,7 @@ from tests.actors.test_inputs_over_owners import (
 from tidewal.actors.topics.messages import TopicPack
 from tidewal.runtime.errors import Fenced
 from tidewal.runtime.groups.coordinator_client import GroupAcks
+from tidewal.runtime.log.wal import From
 
 __all__ = ["nodes"]  # a fixture
 
@@ -89,3 +90,80 @@ async def test_a_commit_that_hangs_holds_no_other_one_up(nodes) -> None:
                 await asyncio.gather(commit(client, member, pack), commit(client, member, packs[1]))
             hanging.cancel()
             await asyncio.gather(hanging, return_exceptions=True)
+
+
+async def test_a_member_that_gets_a_channel_back_takes_no_mark_of_another_one_away(
+    nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller stores something by the channel's name before anything is delivered there again."""
+    async with deciding(nodes, "one") as client, deciding(nodes, "two") as other:
+        await prepared(nodes, client, 1)
+        forget_to_store(monkeypatch)
+        async with await client.subscribe(IN, GROUP) as first:
+            pack = await anext(first)
+            await commit(client, first, pack)
+            await client.send(IN, "1")
+            coordinator, released = first._member._coordinator, asyncio.Event()
+            join = coordinator.join
+
+            async def late(*args):
+                await released.wait()
+                await join(*args)
+
+            monkeypatch.setattr(coordinator, "join", late)
+            nodes.log.groups.coordinator.leave(GROUP, first.id)
+            async with await other.subscribe(IN, GROUP) as second:
+                again = await anext(second)
+                assert numbers(again) == [1]
+                await commit(other, second, again)
+            released.set()
+            while not first.channels:
+                await asyncio.sleep(0.1)
+            await first.annotate(pack.channel, b"of the caller")
+            await client.send(IN, "2")
+            assert numbers(await anext(first)) == [2]
+            assert first.metadata(pack.channel) == b"of the caller"
+
+
+async def test_a_seek_takes_no_mark_away_that_is_set_behind_it(nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The channel is read from there, and a transaction made of that, while the call that sought is still under way."""
+    async with deciding(nodes, "one") as client, deciding(nodes, "two") as other:
+        await prepared(nodes, client, 1)
+        forget_to_store(monkeypatch)
+        async with await client.subscribe(IN, GROUP) as first:
+            pack = await anext(first)
+            await commit(client, first, pack)
+            await client.send(IN, "1")
+            coordinator = first._member._coordinator
+            assignment, store = coordinator.assignment, coordinator.commit
+            sought, marking, marked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            async def hang(group, member, seen, wait_s):
+                if seen is None:
+                    await sought.wait()
+                return await assignment(group, member, seen, wait_s)
+
+            async def late(group, member, acks, outputs):
+                ids = await store(group, member, acks, outputs)
+                if acks[0].upto is None:
+                    marking.set()
+                    await marked.wait()
+                return ids
+
+            monkeypatch.setattr(coordinator, "assignment", hang)
+            monkeypatch.setattr(coordinator, "commit", late)
+            seeking = asyncio.create_task(first.seek(pack.channel, From.EARLIEST))
+            await asyncio.sleep(1)
+            parts: list[TopicPack] = []
+            while len(parts) < 2:
+                parts += (await anext(first)).parts()
+            committing = asyncio.create_task(commit(client, first, parts[1]))
+            await marking.wait()
+            sought.set()
+            await seeking
+            await first.acknowledge(parts[0])
+            marked.set()
+            await committing
+        await client.send(IN, "2")
+        async with await other.subscribe(IN, GROUP) as second:
+            assert numbers(await anext(second)) == [2]
