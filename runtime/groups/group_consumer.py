@@ -275,6 +275,11 @@ class GroupConsumer:
             await self._coordinator.commit(self._group, self._id, [ack], [])
         self.redeliver(delivered)
 
+    def report(self, error: TidewalError) -> None:
+        """Let the iteration raise `error` once: it goes on then."""
+        self._transient = error
+        self._wake()
+
     def _steps(self, delivered: Sequence[Delivered], metadata: Mapping[str, bytes]) -> list[Step]:
         """What a commit of these batches stores, of each channel up to the last one of them."""
         steps: dict[str, Step] = {}
@@ -488,8 +493,8 @@ class GroupConsumer:
                     self._fail(error)
                     return
                 if loop.time() - failing_since >= self._session_timeout_s:
-                    self._transient, failing_since = error, loop.time()
-                    self._wake()
+                    failing_since = loop.time()
+                    self.report(error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
@@ -530,8 +535,7 @@ class GroupConsumer:
         try:
             await self._wal.describe(channel)
         except ChannelNotFound as error:
-            self._transient = error
-            self._wake()
+            self.report(error)
         except TidewalError:  # then the channel is not known to be gone
             return
 

@@ -19,8 +19,9 @@ from tests.actors.test_inputs_over_owners import (
     prepared,
     results,
 )
+from tidewal.actors.proxy.position_fences import PositionFences
 from tidewal.actors.topics.messages import TopicPack
-from tidewal.runtime.errors import Fenced
+from tidewal.runtime.errors import Fenced, InvalidRequest
 from tidewal.runtime.groups.coordinator_client import GroupAcks
 from tidewal.runtime.log.wal import From
 
@@ -117,7 +118,7 @@ async def test_a_member_that_gets_a_channel_back_takes_no_mark_of_another_one_aw
                 assert numbers(again) == [1]
                 await commit(other, second, again)
             released.set()
-            while not first.channels:
+            while not first.channels:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             await first.annotate(pack.channel, b"of the caller")
             await client.send(IN, "2")
@@ -167,3 +168,24 @@ async def test_a_seek_takes_no_mark_away_that_is_set_behind_it(nodes, monkeypatc
         await client.send(IN, "2")
         async with await other.subscribe(IN, GROUP) as second:
             assert numbers(await anext(second)) == [2]
+
+
+async def test_who_is_not_told_what_was_decided_hears_why(nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes is waited out; another error is raised, and what is read waits for its end."""
+    async with deciding(nodes, "one") as client, deciding(nodes, "two") as other:
+        await prepared(nodes, client, 1)
+        forget_to_store(monkeypatch)
+        async with await client.subscribe(IN, GROUP) as first:
+            await commit(client, first, await anext(first))
+        await client.send(IN, "1")
+
+        async def refuse(*_) -> None:
+            raise InvalidRequest("this node cannot say")
+
+        async with await other.subscribe(IN, GROUP) as second:
+            with monkeypatch.context() as refusing:
+                refusing.setattr(PositionFences, "fence", refuse)
+                for _ in range(2):
+                    with pytest.raises(InvalidRequest, match="cannot say"):
+                        await asyncio.wait_for(anext(second), 60)
+            assert numbers(await anext(second)) == [1]
