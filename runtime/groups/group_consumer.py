@@ -261,11 +261,14 @@ class GroupConsumer:
         await self._committer.commit_once(steps, stored)
 
     async def acknowledge_decided(self, acks: Sequence[Ack]) -> None:
-        """Store acknowledgements that are decided elsewhere. Where that fails the next one covers them, or the next
-        member with the channel asks how it was decided."""
-        with suppress(TidewalError, TimeoutError):
+        """Store acknowledgements that are decided elsewhere. Where that fails their channels are given back: whichever
+        member has them next asks how it was decided. No later acknowledgement may come that covers these."""
+        try:
             async with asyncio.timeout(DECIDED_S):
                 await self._coordinator.commit(self._group, self._id, acks, [])
+        except (TidewalError, TimeoutError):
+            for ack in acks:
+                self._give_back(ack.channel, ack.assignment_epoch)
 
     async def go_on_behind(self, delivered: Delivered, upto: bytes | None, metadata: bytes) -> None:
         """Store that all up to `upto` is done (None: says nothing), also where that lies behind what was delivered,
@@ -311,8 +314,11 @@ class GroupConsumer:
 
     @checked
     def redeliver(self, delivered: Delivered) -> None:
-        fetcher = self._fetchers.get(delivered.channel)
-        if fetcher is not None and fetcher.epoch == delivered.assignment_epoch:
+        self._give_back(delivered.channel, delivered.assignment_epoch)
+
+    def _give_back(self, channel: str, epoch: int) -> None:
+        fetcher = self._fetchers.get(channel)
+        if fetcher is not None and fetcher.epoch == epoch:
             self._put_back(fetcher)
 
     @checked

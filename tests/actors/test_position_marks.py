@@ -21,7 +21,7 @@ from tests.actors.test_inputs_over_owners import (
 )
 from tidewal.actors.proxy.position_fences import PositionFences
 from tidewal.actors.topics.messages import TopicPack
-from tidewal.runtime.errors import Fenced, InvalidRequest
+from tidewal.runtime.errors import Fenced, InvalidRequest, Unavailable
 from tidewal.runtime.groups.coordinator_client import GroupAcks
 from tidewal.runtime.log.wal import From
 
@@ -189,3 +189,31 @@ async def test_who_is_not_told_what_was_decided_hears_why(nodes, monkeypatch: py
                     with pytest.raises(InvalidRequest, match="cannot say"):
                         await asyncio.wait_for(anext(second), 60)
             assert numbers(await anext(second)) == [1]
+
+
+async def test_what_is_decided_and_could_not_be_stored_holds_nothing_up(nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partition ends there: no later acknowledgement covers it, and its successors wait for the position."""
+    async with deciding(nodes, "one") as client:
+        await prepared(nodes, client, 1)
+        async with await client.subscribe(IN, GROUP) as member:
+            pack = await anext(member)
+            await client.alter_topic(IN, 2)
+            await client.send(IN, "1")
+            following = asyncio.create_task(anext(member))
+            await asyncio.sleep(10)
+            coordinator, failed = member._member._coordinator, list[None]()
+            store = coordinator.commit
+
+            async def fail_once(group, member, acks, outputs):
+                if not failed and acks[0].upto is not None:
+                    failed.append(None)
+                    raise Unavailable("the coordinator is gone", outcome_unknown=True)
+                return await store(group, member, acks, outputs)
+
+            monkeypatch.setattr(coordinator, "commit", fail_once)
+            await commit(client, member, pack)
+            assert failed
+            pack = await asyncio.wait_for(following, 60)
+            assert numbers(pack) == [1]
+            await commit(client, member, pack)
+        assert await results(client, 2) == Counter([0, 1])
