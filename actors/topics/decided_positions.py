@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...runtime.cluster.decided_positions import DecidedPosition
-from ...runtime.errors import DeadlineExceeded, Fenced, TidewalError, Unavailable
+from ...runtime.errors import ChannelNotFound, Closed, DeadlineExceeded, Fenced, Moved, TidewalError, Unavailable
 from ...runtime.groups.coordinator_client import Ack
 from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_filter import RecordState
 from ...runtime.log.wal import Delivered, GroupMember
+
+_ENDS = (ChannelNotFound, Closed, Moved)  # of the channel, or the log, which the member sees by itself
 
 _log = logging.getLogger("tidewal.client")
 
@@ -44,7 +46,8 @@ class MemberPositions:
 
     async def settle(self, member: GroupMember, delivered: Delivered) -> bool:
         """Let the position be where transactions have moved it, and have the channel delivered from there. Returns
-        whether that is done, or another member has it by now; it is tried again otherwise."""
+        whether that is done, or another member has it by now; it is tried again otherwise, and the iteration raises
+        what does not pass by itself."""
         try:
             state = RecordState.of(member.metadata(delivered.channel))
             if isinstance(member, GroupConsumer) and self.is_open(delivered, state.to_metadata()):
@@ -56,6 +59,8 @@ class MemberPositions:
             return True
         except TidewalError as error:
             _log.debug("what was decided of %s is asked later: %s", delivered.channel, error)
+            if isinstance(member, GroupConsumer) and not (error.retryable or isinstance(error, _ENDS)):
+                member.report(error)
             return False
         return True
 

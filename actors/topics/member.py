@@ -27,7 +27,7 @@ from ...runtime.errors import (
     Unsupported,
 )
 from ...runtime.groups.coordinator_client import GroupAcks
-from ...runtime.groups.group_consumer import GroupConsumer
+from ...runtime.groups.group_consumer import FIRST_PAUSE_S, LAST_PAUSE_S, GroupConsumer
 from ...runtime.groups.record_member import RecordMember
 from ...runtime.groups.record_pack import RecordPack
 from ...runtime.log.following import moves_of
@@ -44,6 +44,7 @@ from .requests import TopicRequest
 from .retry_topics import CopyId, RetryTopics
 
 LOOK_S = 5.0  # between two looks whether the topics are still there
+REJOIN_S = 30.0  # for which failures to join in a log that has just come into use are waited out
 
 _log = logging.getLogger("tidewal.client")
 
@@ -159,7 +160,7 @@ class TopicMember(RecordMember):
     async def _join_again(self) -> None:
         """Become a member in the log that is in use now. All ids are others there, those of fences and ends too."""
         left = self._member
-        joined = await self._join()
+        joined = await self._joined_again()
         holding, self._holding = list(self._holding.values()), {}
         await ended(*holding)
         self._moves, self._gate = joined.moves, MemberGate(self._wal, joined.member.group)
@@ -173,6 +174,25 @@ class TopicMember(RecordMember):
             self._place(topic)
         with suppress(TidewalError):
             await left.aclose()
+
+    async def _joined_again(self) -> JoinedTopics:
+        """Join, and try that again where it fails for a moment: the new log, and its nodes, have just begun. Raises
+        what lasts for `REJOIN_S`, and `StopAsyncIteration` where this member is closed meanwhile."""
+        now = asyncio.get_running_loop().time
+        until_s, pause_s = now() + REJOIN_S, FIRST_PAUSE_S
+        while not self._closed:
+            try:
+                joined = await self._join()
+                if not self._closed:
+                    return joined
+                await joined.member.aclose()
+            except TidewalError as error:
+                if not error.retryable or now() >= until_s:
+                    raise
+                _log.debug("group %s is joined again later: %s", self.group, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        raise StopAsyncIteration
 
     def _delivered(self, pack: RecordPack) -> Delivered:
         if moves_of(self._wal) != self._moves or (isinstance(pack, TopicPack) and pack.moves != self._moves):
@@ -310,8 +330,8 @@ class TopicMember(RecordMember):
 
     async def _mark(self, pack: RecordPack, token: int) -> None:
         with self._acknowledging(pack):  # of an assignment that is over, the mark would be another one's
-            await self._marks.set(pack.channel, token)
-            await self._member.annotate(self._delivered(pack), self._state(pack.channel).to_metadata())
+            await self._marks.set(self._assignment(pack), token)
+            await self._member.annotate(self._delivered(pack), self._state(pack).to_metadata())
 
     @checked
     async def commit(

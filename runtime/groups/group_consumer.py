@@ -210,6 +210,10 @@ class GroupConsumer:
     def metadata(self, channel: str) -> bytes:
         return self._held(channel).metadata
 
+    def assignment_epoch(self, channel: str) -> int:
+        """The epoch in which the member has a channel at present. Raises `Fenced` where it does not have it."""
+        return self._held(channel).epoch
+
     @checked
     async def acknowledge(
         self, delivered: Delivered, ids: Sequence[bytes] | None = None, *, metadata: bytes | None = None
@@ -262,11 +266,14 @@ class GroupConsumer:
         await self._committer.commit_once(steps, stored)
 
     async def acknowledge_decided(self, acks: Sequence[Ack]) -> None:
-        """Store acknowledgements that are decided elsewhere. Where that fails the next one covers them, or the next
-        member with the channel asks how it was decided."""
-        with suppress(TidewalError, TimeoutError):
+        """Store acknowledgements that are decided elsewhere. Where that fails their channels are given back: whichever
+        member has them next asks how it was decided. No later acknowledgement may come that covers these."""
+        try:
             async with asyncio.timeout(DECIDED_S):
                 await self._coordinator.commit(self._group, self._id, acks, [])
+        except (TidewalError, TimeoutError):
+            for ack in acks:
+                self._give_back(ack.channel, ack.assignment_epoch)
 
     async def go_on_behind(self, delivered: Delivered, upto: bytes | None, metadata: bytes) -> None:
         """Store that all up to `upto` is done (None: says nothing), also where that lies behind what was delivered,
@@ -275,6 +282,11 @@ class GroupConsumer:
             ack = Ack(delivered.channel, delivered.assignment_epoch, upto, (), metadata)
             await self._coordinator.commit(self._group, self._id, [ack], [])
         self.redeliver(delivered)
+
+    def report(self, error: TidewalError) -> None:
+        """Let the iteration raise `error` once: it goes on then."""
+        self._transient = error
+        self._wake()
 
     def _steps(self, delivered: Sequence[Delivered], metadata: Mapping[str, bytes]) -> list[Step]:
         """What a commit of these batches stores, of each channel up to the last one of them."""
@@ -307,8 +319,11 @@ class GroupConsumer:
 
     @checked
     def redeliver(self, delivered: Delivered) -> None:
-        fetcher = self._fetchers.get(delivered.channel)
-        if fetcher is not None and fetcher.epoch == delivered.assignment_epoch:
+        self._give_back(delivered.channel, delivered.assignment_epoch)
+
+    def _give_back(self, channel: str, epoch: int) -> None:
+        fetcher = self._fetchers.get(channel)
+        if fetcher is not None and fetcher.epoch == epoch:
             self._put_back(fetcher)
 
     @checked
@@ -491,8 +506,8 @@ class GroupConsumer:
                     self._fail(error)
                     return
                 if loop.time() - failing_since >= self._session_timeout_s:
-                    self._transient, failing_since = error, loop.time()
-                    self._wake()
+                    failing_since = loop.time()
+                    self.report(error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
@@ -533,8 +548,7 @@ class GroupConsumer:
         try:
             await self._wal.describe(channel)
         except ChannelNotFound as error:
-            self._transient = error
-            self._wake()
+            self.report(error)
         except TidewalError:  # then the channel is not known to be gone
             return
 

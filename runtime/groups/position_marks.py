@@ -5,47 +5,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+Assignment: TypeAlias = tuple[str, int]
+"""A channel that a member has, and the epoch of its assignment."""
 
 
 class PositionMarks:
-    """Which token of a fence (`cluster/decided_positions.py`) is to be stored with the positions of one member, by
-    channel. Each store of metadata has it from `set` on, and none that was made before comes behind that: those of this
-    assignment are waited for, and those of an earlier one, which its end has decided or refuses, are not."""
+    """Which token of a fence (`cluster/decided_positions.py`) is to be stored with the positions of one member. In an
+    assignment each store of metadata has it from `set` on, and none that was made before comes behind that. Those of an
+    earlier assignment of the channel, which its end has decided or refuses, are not waited for, and its token says
+    nothing: what another member has marked since stays."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}
-        self._storing: dict[str, set[object]] = {}  # by channel: what is made and not stored in this assignment
+        self._tokens: dict[str, tuple[int, int]] = {}  # by channel: the assignment epoch, and the token in it
+        self._storing: dict[Assignment, set[object]] = {}  # what is made and not stored
         self._stored = asyncio.Event()
 
-    def of(self, channel: str, stored: int) -> int:
+    def of(self, assignment: Assignment, stored: int) -> int:
         """The token to store now, where `stored` is, as far as the member knows."""
-        return self._tokens.get(channel, stored)
-
-    def forget(self, channel: str) -> None:
-        """Another assignment of the channel begins."""
-        self._tokens.pop(channel, None)
-        self._storing.pop(channel, None)
-        self._notify()
+        channel, epoch = assignment
+        set_in, token = self._tokens.get(channel, (epoch, stored))
+        return token if set_in == epoch else stored
 
     @asynccontextmanager
-    async def storing(self, channels: Collection[str]) -> AsyncGenerator[None]:
-        """The block makes metadata of these channels, and stores it."""
-        store, ways = object(), [self._storing.setdefault(channel, set()) for channel in channels]
-        for under_way in ways:
-            under_way.add(store)
+    async def storing(self, assignments: Collection[Assignment]) -> AsyncGenerator[None]:
+        """The block makes metadata for these assignments, and stores it."""
+        store = object()
+        for each in assignments:
+            self._storing.setdefault(each, set()).add(store)
         try:
             yield
         finally:
-            for under_way in ways:
-                under_way.remove(store)
-            self._notify()
+            for each in assignments:
+                self._storing[each].remove(store)
+                if not self._storing[each]:
+                    del self._storing[each]
+            self._stored.set()
+            self._stored = asyncio.Event()
 
-    async def set(self, channel: str, token: int) -> None:
+    async def set(self, assignment: Assignment, token: int) -> None:
         """Have `token` stored from now on; returns once all that was made before is."""
-        self._tokens[channel] = token
-        while self._storing.get(channel):
+        channel, epoch = assignment
+        self._tokens[channel] = epoch, token
+        while assignment in self._storing:
             await self._stored.wait()
-
-    def _notify(self) -> None:
-        self._stored.set()
-        self._stored = asyncio.Event()

@@ -24,7 +24,7 @@ from .coordinator_client import GroupAcks
 from .group_consumer import GroupConsumer
 from .group_filter import GroupFilter, RecordState, check_group_filter, mismatch
 from .group_letters import GroupLetters
-from .position_marks import PositionMarks
+from .position_marks import Assignment, PositionMarks
 from .record_pack import RecordPack
 from .retry_policy import GROUP_DEAD_LETTERS
 
@@ -239,9 +239,8 @@ class RecordMember(AsyncIterator[RecordPack]):
     @checked
     async def annotate(self, of: str | RecordPack, metadata: bytes) -> None:
         """`GroupMember.annotate`."""
-        channel = of if isinstance(of, str) else of.channel
-        async with self._marks.storing([channel]):
-            state = self._state(channel)._replace(own=metadata)
+        async with self._marks.storing([self._assignment(of)]):
+            state = self._state(of)._replace(own=metadata)
             await self._member.annotate(of if isinstance(of, str) else self._delivered(of), state.to_metadata())
 
     @checked
@@ -263,10 +262,17 @@ class RecordMember(AsyncIterator[RecordPack]):
         if channel in self._channels:
             self._pause_if_full(self._channels[channel])
 
-    def _state(self, channel: str) -> RecordState:
+    def _state(self, of: str | RecordPack) -> RecordState:
         """What is stored with the position in a channel, with the mark that is to be."""
-        state = RecordState.of(self._member.metadata(channel))
-        return state._replace(token=self._marks.of(channel, state.token))
+        assignment = self._assignment(of)
+        state = RecordState.of(self._member.metadata(assignment[0]))
+        return state._replace(token=self._marks.of(assignment, state.token))
+
+    def _assignment(self, of: str | RecordPack) -> Assignment:
+        """That of a pack, or the present one of a channel. Raises `Fenced` where there is none."""
+        if isinstance(of, str):
+            return of, self._member.assignment_epoch(of) if isinstance(self._member, GroupConsumer) else 0
+        return of.channel, of.assignment_epoch
 
     def _set_paused(self, name: str, paused: bool) -> None:
         if name in self._channels:
@@ -276,7 +282,6 @@ class RecordMember(AsyncIterator[RecordPack]):
     async def seek(self, channel: str, start: Start) -> None:
         """`GroupMember.seek`: the group begins anew there, with this member's filter."""
         await self._member.seek(channel, start)
-        self._marks.forget(channel)
         self._mismatch = None
 
     async def aclose(self) -> None:
@@ -337,7 +342,6 @@ class RecordMember(AsyncIterator[RecordPack]):
                 "knows: read the topic with `Client.subscribe`",
                 channel=delivered.channel,
             )
-        self._marks.forget(delivered.channel)
         term, cseq, time = _state_of(state.read)
         channel = _Channel(
             delivered.assignment_epoch,
@@ -407,7 +411,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         self._check_filter()
         bad = any(channel is not None and channel.bad for channel in map(self._channel_of, packs))
         lettering = self._lettering if bad else nullcontext()  # of two that pass a bad record one has its letter
-        async with self._marks.storing({pack.channel for pack in packs}), lettering:
+        async with self._marks.storing({self._assignment(pack) for pack in packs}), lettering:
             covered = {
                 pack.channel: self._covered(pack) for pack in sorted(packs, key=lambda pack: pack.entries[-1].id)
             }
@@ -475,7 +479,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         return left
 
     def _metadata(self, pack: RecordPack, own: bytes | None) -> bytes:
-        state, channel = self._state(pack.channel), self._channel_of(pack)
+        state, channel = self._state(pack), self._channel_of(pack)
         return RecordState(
             cast(bytes, msgpack.packb((*pack.owned, pack.end_ts))),
             state.filter if channel is None else channel.filter,

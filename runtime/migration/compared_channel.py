@@ -91,6 +91,11 @@ class ComparedChannel:
                         places[id] = theirs[done - 1].id
         return places
 
+    async def place(self, old: Wal, new: Wal, id: bytes) -> bytes:
+        """Where the entry `id` of `old` is in `new`; b"" where it is none of those that were compared."""
+        last = await self._last_up_to(old, new, id)
+        return last.new if last.old == id else b""
+
     def proof(self, info: ChannelInfo) -> ChannelProof:
         """What was found equal, of a channel of which the old log said `info`."""
         digest = self._checksum.hexdigest()

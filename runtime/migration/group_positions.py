@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from ..errors import Unavailable
-from ..groups.group_filter import until_assigned
-from ..groups.metadata_layers import Layer, unwrap
+from ..groups.group_filter import RecordState, until_assigned
+from ..groups.metadata_layers import Layer, unwrap, wrap
+from ..groups.retries import Attempts
 from ..log.wal import From, FromId, GroupInfo, Wal
 from .channel_copy import Check, unchecked
 
 SESSION_S = 10.0  # of a migration's own member: where its process is killed, the group has it for so long
+
+Place: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+"""Returns the id in the new log of the entry with an id in the old one; b"" where that log has no such entry."""
 
 
 class GroupPosition(NamedTuple):
@@ -40,8 +44,7 @@ async def groups_of(wal: Wal, *, in_use: bool) -> list[GroupInfo]:
 
 
 async def stored_metadata(wal: Wal, group: str, channels: Iterable[str]) -> Mapping[str, bytes]:
-    """What is stored with the positions of a group without members, by channel. The attempts at an entry are left out:
-    they name it by an id of this log, and begin anew in another one."""
+    """What is stored with the positions of a group without members, by channel."""
     names = sorted(channels)
     if not names:
         return {}
@@ -50,10 +53,23 @@ async def stored_metadata(wal: Wal, group: str, channels: Iterable[str]) -> Mapp
     try:
         for name in names:
             await until_assigned(member, name)
-            _, found[name] = unwrap(Layer.ATTEMPTS, member.metadata(name))
+            found[name] = member.metadata(name)
     finally:
         await member.aclose()
     return found
+
+
+async def metadata_in_place(metadata: bytes, place: Place) -> bytes:
+    """What is stored with a position, as another log is to have it: attempts were begun at an entry, which may be on
+    its way to the retry topic, and is named by its id. Attempts at an entry that is not there are over."""
+    state = RecordState.of(metadata)
+    part, inside = unwrap(Layer.ATTEMPTS, state.own)
+    if not part:
+        return metadata
+    attempts = Attempts.from_bytes(part)
+    id = await place(attempts.id) if attempts.id else b""
+    moved = attempts._replace(id=id) if id else Attempts()
+    return state._replace(own=wrap(Layer.ATTEMPTS, moved.to_bytes(), inside)).to_metadata()
 
 
 async def store_positions(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import BadRecord, CorruptLog, InvalidRequest, Unavailable
@@ -27,7 +28,7 @@ from ..log.wal import ChannelPolicy, GroupInfo, Wal
 from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, has_ended, is_marked, is_pending, reserve
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
-from .group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
+from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions, stored_metadata
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import channels_of, drop_vanished, is_copied, mirrored_channel
 from .node_log import NO_NODE, NodeLog, NodeProof, check_tables, nothing_copied, settle_node
@@ -227,18 +228,22 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
         moved_node = node.proof(places, new.name)
         channels |= await node.write_states(new, f"migration {run.state.id}", places, run.check)
     await _check_no_others(run)
-    return MigrationProof(channels, await _moved_groups(old, groups, channels.keys(), places), moved_node)
+    return MigrationProof(channels, await _moved_groups(run, groups, channels.keys(), places), moved_node)
 
 
 async def _moved_groups(
-    old: Wal, groups: Sequence[GroupInfo], channels: Set[str], places: Mapping[str, Mapping[bytes, bytes]]
+    run: MigrationRun, groups: Sequence[GroupInfo], channels: Set[str], places: Mapping[str, Mapping[bytes, bytes]]
 ) -> dict[str, dict[str, GroupPosition]]:
     """Where the groups stand in the new log. Of what was not copied, a node's states and cuts, they have done nothing
     there, and what they have stored with their positions is about other entries."""
     moved: dict[str, dict[str, GroupPosition]] = {}
     for group in groups:
         before = {name: group.positions[name] or b"" for name in sorted(group.positions.keys() & channels)}
-        metadata = await stored_metadata(old, group.name, before.keys() & places.keys())
+        stored = await stored_metadata(run.old, group.name, before.keys() & places.keys())
+        metadata = {
+            name: await metadata_in_place(each, partial(run.compared[name].place, run.old, run.new))
+            for name, each in stored.items()
+        }
         moved[group.name] = {
             name: GroupPosition(places[name][id] if name in places else b"", metadata.get(name, b""), id)
             for name, id in before.items()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ..clock import Clock
 from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable, Unsupported
@@ -29,12 +30,19 @@ from ..log.replication_state import (
 )
 from ..log.wal import Wal
 from ..migration.channel_copy import check_not_lost
-from ..migration.group_positions import GroupPosition, idle_groups, store_positions, stored_metadata
+from ..migration.group_positions import (
+    GroupPosition,
+    idle_groups,
+    metadata_in_place,
+    store_positions,
+    stored_metadata,
+)
 from ..migration.lease_watch import LeaseWatch
 from ..migration.migration import ROUNDS_MAX
 from ..migration.node_tables import NodeTables
 from ..migration.shared_migration import until_left
 from .channel_mirror import HOLDER
+from .replicated_groups import place_of_entry
 from .replicated_node import bring_node, check_node
 from .replicator import Replicator, claim_replica, fenced, holder_of, is_own, release
 from .salvage import counted_place
@@ -253,9 +261,9 @@ async def _ends(source: Wal) -> dict[str, bytes | None]:
 async def _store_metadata(source: Wal, target: Wal, state: ReplicationState) -> None:
     """What the groups, which have no members any more, have stored with their positions."""
     for group, places in state.groups.items():
-        metadata = await stored_metadata(source, group, places)
-        await store_positions(
-            target,
-            group,
-            {name: GroupPosition(places[name][1], found) for name, found in metadata.items() if found},
-        )
+        positions: dict[str, GroupPosition] = {}
+        for name, found in (await stored_metadata(source, group, places)).items():
+            if found:
+                place = partial(place_of_entry, source, target, name, state.channels[name], places[name])
+                positions[name] = GroupPosition(places[name][1], await metadata_in_place(found, place))
+        await store_positions(target, group, positions)

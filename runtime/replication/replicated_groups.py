@@ -9,7 +9,7 @@ from ..errors import ChannelNotFound, PositionLost
 from ..log.replication_state import GroupPlaces, ReplicatedChannel
 from ..log.wal import From, FromId, GroupInfo, Wal
 from ..migration.channel_copy import Check
-from .channel_mirror import entries_behind, place_behind
+from .channel_mirror import entries_behind, entry_at, place_behind
 
 
 async def group_places(
@@ -31,6 +31,17 @@ async def group_places(
                 if at is not None:
                     places[channel] = at
     return found
+
+
+async def place_of_entry(
+    source: Wal, target: Wal, channel: str, place: ReplicatedChannel, before: tuple[bytes, bytes], id: bytes
+) -> bytes:
+    """Where the entry `id` of the source is in the replica, of which `place` says how far it has the channel; b"" where
+    one of the logs does not have it, or it is not behind `before`, where a group stands in both."""
+    if id <= before[0] or await entry_at(source, await source.describe(channel), id) is None:
+        return b""
+    at = await _place(source, target, channel, place, before, id)
+    return b"" if at is None else at[1]
 
 
 async def _place(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+import tidewal
 from tests.actors.test_inputs_over_owners import GROUP, IN, OUT, commit, forget_to_store, numbers
 from tests.actors.test_node_migration import FarWal
 from tests.actors.test_online_migration import NEW, OLD, MemoryOpener, node_on
 from tests.actors.test_topics import read
+from tidewal.actors.topics.member import TopicMember
+from tidewal.actors.topics.messages import TopicPack
 from tidewal.runtime.errors import DeadlineExceeded, Fenced
 from tidewal.runtime.log.migration_state import check_in_use
 from tidewal.runtime.log.wal import Wal
@@ -100,3 +104,40 @@ async def test_a_commit_that_comes_to_the_other_log_moves_no_position_there(home
             pack = await anext(member)
             assert numbers(pack) == [0]
             await commit(client, member, pack)
+
+
+async def test_what_went_to_the_retry_topic_is_not_processed_again_in_the_other_log(
+    home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member dies when the copy is there, and before it has acknowledged the original."""
+    handled: list[int] = []
+
+    async def handle(pack: TopicPack) -> None:
+        handled.extend(numbers(pack))
+        if handled == [0]:
+            raise ValueError("not now")
+
+    async def never(*_, **__) -> None:
+        await asyncio.Event().wait()
+
+    def process(member: TopicMember) -> asyncio.Task[None]:
+        work = tidewal.process(member.wal, member, handle, tidewal.Semantics.AT_LEAST_ONCE, retry=tidewal.RetryPolicy())
+        return asyncio.create_task(work)
+
+    async with node_on(home, MemoryOpener()) as node, node.client() as client:
+        await client.create_topic(IN, 1)
+        await client.send(IN, "0")
+        async with await client.subscribe(IN, GROUP, retry_topic=True) as member:
+            with monkeypatch.context() as dying:
+                dying.setattr(TopicMember, "acknowledge", never)
+                processing = process(member)
+                await asyncio.sleep(10)
+                processing.cancel()
+                await asyncio.wait([processing])
+        await client.send(IN, "1")
+        await node.migrate(NEW)
+        async with await client.subscribe(IN, GROUP, retry_topic=True) as member:
+            processing = process(member)
+            await asyncio.sleep(60)
+        await processing
+    assert sorted(handled) == [0, 0, 1]

@@ -19,7 +19,10 @@ from tests.actors.test_online_migration import KEYS, Reader, send_all
 from tidewal.actors.cluster_member import ClusterMember
 from tidewal.actors.followed_log import FollowedLog
 from tidewal.actors.shared_log_migration import SWITCHING, SharedLogMigration
+from tidewal.actors.topics.messages import TopicPack
 from tidewal.runtime.errors import Fenced, Moved, Unavailable
+from tidewal.runtime.groups.local_coordinator_client import LocalCoordinatorClient
+from tidewal.runtime.groups.processing import Semantics, process
 from tidewal.runtime.log.following import FollowingWal
 from tidewal.runtime.log.migration_state import (
     MIGRATION_CHANNEL,
@@ -29,6 +32,7 @@ from tidewal.runtime.log.migration_state import (
     migration_state,
 )
 from tidewal.runtime.log.wal import Wal
+from tidewal.runtime.migration.group_positions import SESSION_S
 from tidewal.runtime.migration.lease_watch import LeaseWatch
 from tidewal.runtime.migration.node_log import NodeLog
 from tidewal.runtime.testing.clock import until
@@ -401,3 +405,64 @@ async def test_a_node_that_is_stopped_while_it_waits_ends(nodes: SharedNodes) ->
         assert ended.error is None
         await migrating
         assert await client.count("people", consistency="strong") == 1
+
+
+async def test_a_group_that_the_new_log_does_not_take_at_once_is_processed_on(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As brokers to which no group has come before."""
+    join, failed = LocalCoordinatorClient.join, list[None]()
+
+    async def flaky(self: LocalCoordinatorClient, *args: Any) -> None:
+        log = nodes.logs.get(NEW)
+        is_new = log is not None and self._coordinator is log.groups.coordinator
+        if len(failed) < 3 and is_new and args[-1] != SESSION_S:  # that is the command's own member
+            failed.append(None)
+            raise Unavailable("the coordinator is not there yet")
+        await join(self, *args)
+
+    await nodes.start("a")
+    handled: list[bytes] = []
+
+    async def handle(pack: TopicPack) -> None:
+        handled.extend(bytes(message.body) for message in pack.messages)
+
+    async with nodes.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "before")
+        async with await client.subscribe("orders", "billing") as member:
+            processing = asyncio.create_task(process(member.wal, member, handle, Semantics.AT_LEAST_ONCE))
+            await asyncio.sleep(1)
+            monkeypatch.setattr(LocalCoordinatorClient, "join", flaky)
+            await nodes.migrate()
+            await client.send("orders", "behind")
+            await asyncio.sleep(10)
+        await processing
+    assert (handled, len(failed)) == ([b"before", b"behind"], 3)
+
+
+async def test_a_member_that_is_closed_while_it_joins_in_the_new_log_has_left(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    join, joining, released = LocalCoordinatorClient.join, asyncio.Event(), asyncio.Event()
+
+    async def late(self: LocalCoordinatorClient, *args: Any) -> None:
+        if args[-1] != SESSION_S:
+            joining.set()
+            await released.wait()
+        await join(self, *args)
+
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "1")
+        member = await client.subscribe("orders", "billing")
+        await member.acknowledge(await anext(member))
+        following = asyncio.create_task(anext(member, None))
+        monkeypatch.setattr(LocalCoordinatorClient, "join", late)
+        await nodes.migrate()
+        await joining.wait()
+        await member.aclose()
+        released.set()
+        assert await following is None
+        assert [(group.name, len(group.members)) for group in await client._wal.groups()] == [("billing", 0)]

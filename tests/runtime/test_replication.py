@@ -27,6 +27,8 @@ from tidewal.runtime.errors import (
     Unsupported,
 )
 from tidewal.runtime.groups.group_filter import until_assigned
+from tidewal.runtime.groups.metadata_layers import Layer, unwrap, wrap
+from tidewal.runtime.groups.retries import Attempts
 from tidewal.runtime.log.dead_letters import times_moved
 from tidewal.runtime.log.migration_state import (
     MigrationPhase,
@@ -309,7 +311,8 @@ async def test_promotion_brings_over_all_that_the_source_has(source: Wal, target
     await source.seek_group("midst", "orders", FromId(ids[11]))
     member = await source.join("midst", ["orders"])
     await until_assigned(member, "orders")
-    await member.annotate("orders", b"of midst")
+    begun = Attempts(ids[13], 2, True, b"a copy").to_bytes()
+    await member.annotate("orders", wrap(Layer.ATTEMPTS, begun, b"of midst"))
     with pytest.raises(Unavailable, match="group midst has members"):
         await promote(source, target, SOURCE, TARGET)
     await member.aclose()
@@ -317,7 +320,9 @@ async def test_promotion_brings_over_all_that_the_source_has(source: Wal, target
     assert state.phase is ReplicationPhase.PROMOTED
     assert await contents(source) == await contents(target)
     assert await remaining(source) == await remaining(target) == {("midst", "orders"): 18}
-    assert await stored_metadata(target, "midst", ["orders"]) == {"orders": b"of midst"}
+    attempts, own = unwrap(Layer.ATTEMPTS, (await stored_metadata(target, "midst", ["orders"]))["orders"])
+    there = [entry.id async for entry in stored_entries(target, await target.describe("orders"))]
+    assert (Attempts.from_bytes(attempts), own) == (Attempts(there[13], 2, True, b"a copy"), b"of midst")
     with pytest.raises(Moved) as raised:
         await check_in_use(source, SOURCE)
     assert raised.value.url == "memory://***@target"
