@@ -103,7 +103,7 @@ class TopicCalls:
                 try:
                     return await self._send_in_turn(place, found, sending, due, until)
                 except TopicEpochEnded as error:
-                    sending.divide(found, error)
+                    sending.divide(error)
                     over = found
                 except TopicNotFound as error:
                     if known is None or sending.partitions or error.fields.get("outcome_unknown"):
@@ -117,7 +117,7 @@ class TopicCalls:
             try:
                 if due:
                     to = await self._with_delays(topic, until)
-                    return await send_delayed(to, sending.place(to), partial(self._send_to, to, due, until))
+                    return await send_delayed(to, sending, partial(self._send_to, to, due, until))
                 reply = await self._send_to(topic, due, until, sending.place(topic))
                 return sending.result(reply.values["ts"])
             except (TopicNotFound, TopicEpochEnded):
