@@ -352,7 +352,7 @@ class Topics:
     def drain(self, delay_channel: str) -> None:
         """A delay channel of an epoch that is over has nothing pending any more."""
         topic = self.of_channel(delay_channel)
-        if topic is not None:
+        if topic is not None and delay_channel not in topic.places:
             self._put(replace(topic, drained=topic.drained | {delay_channel}))
 
     def retire_epoch(self, id: int, epoch: int) -> None:
