@@ -139,8 +139,8 @@ class RetryTopics:
         """Send copies to an epoch; returns, in order, those that it has not and will not have, for it is over."""
         count = len(topic.partitions_of(epoch))
         parts: dict[int, list[PlacedMessage]] = {}
-        for place, *rest in copies:
-            parts.setdefault(place % count, []).append((place % count, *rest))
+        for place, key, tags, body in copies:
+            parts.setdefault(place % count, []).append((place % count, key, tags, body))
         over: set[int] = set()
         for partition, part in sorted(parts.items(), key=lambda each: _largest(each[1]), reverse=True):
             try:
