@@ -375,6 +375,7 @@ class TopicMember(RecordMember):
         for what did not come from there."""
         return max((message.attempts for message in unit.messages), default=0)
 
+    @checked
     def next_copy_id(self, unit: TopicPack) -> bytes:
         """The id of a copy of `unit` that is about to be sent: of no other one, of any member."""
         epoch = 0 if self._retries is None else self._retries.epoch_of(unit.topic)
