@@ -326,8 +326,7 @@ class Client:
         due later: each is put into its partition then, never before, once, in the order of due times, and where these
         are equal in that of calls. Until then it can be cancelled by its id (`SendResult.ids`). Each is one of its own;
         of a call that raises an error with `outcome_unknown` some partitions may have theirs. The first of a topic
-        waits until an `alter_topic` that is under way is done, and the topic keeps its number of partitions from then
-        on.
+        waits until an `alter_topic` that is under way is done.
 
         Raises `TopicNotFound`, `MessageTooLarge`, and as `insert` does."""
         due = due_params(deliver_at, deliver_after_s)

@@ -60,6 +60,15 @@ class PChannelOwner(Protocol):
         `Unavailable`."""
         ...
 
+    async def append_from(
+        self, source: str, channel: str, records: Sequence[tuple[bytes, Record]], *, after: bytes
+    ) -> bytes:
+        """Append to a partition of a topic what a source has for it, as `ChannelOwner.append_from` does; returns the
+        highest offset of the source that the partition has then. Without `records` that is the answer of an owner whose
+        lease holds: for a partition that has ended it is final. Raises `TopicEpochEnded` where it is over and
+        takes nothing, `PreconditionFailed`, `Unavailable`, and what `ChannelOwner.append_from` raises."""
+        ...
+
     async def flush(self, collection_id: int, channels: Sequence[str]) -> int:
         """Ask the DataNode to store all that was acknowledged to these channels of a collection before this, and wait
         until it has; returns the timestamp up to which it has. Raises `CollectionNotFound`, and what is wrong with the

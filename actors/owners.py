@@ -26,21 +26,24 @@ from ..runtime.errors import (
     Unsupported,
     of_unknown_outcome,
 )
+from ..runtime.log.record import Record
 from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended, ChannelPoint, SyncPoint
 from ..runtime.ownership.prepared import TransactionId
+from ..runtime.replicated.records import typed
 from ..runtime.rpc.client import RpcClient
 from ..runtime.rpc.protocol import Params, Reply
 from ..runtime.waiting import first_of
 from .local_owner import WritePart
 from .pchannels import pchannels_of
 from .transaction_commits import TransactionCommits, is_prepared
-from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, part_on, write_request
+from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, pack_sourced, part_on, write_request
 
 if TYPE_CHECKING:
     from .node import Node
 
 FLUSH_DEADLINE_S = 300.0
+SOURCED_DEADLINE_S = 10.0  # of one request with what a source has; it is repeated
 AGAIN_S = 0.05  # until an owner that does not own a channel yet, or any more, is asked again
 SYNC_AHEAD_MS = 10  # the time at which several owners are asked lies ahead of what they have acknowledged by then
 SYNC_ROUNDS = 10
@@ -373,6 +376,22 @@ class Owners:
             unknown = bool(error.fields.get("outcome_unknown")) or not isinstance(error, Unavailable)
             raise self._again(channels, error, unknown=unknown) from None
         return appended_from(reply.values)
+
+    async def append_from(
+        self, source: str, channel: str, records: Sequence[tuple[bytes, Record]], *, after: bytes
+    ) -> bytes:
+        """`PChannelOwner.append_from`, whichever node owns the partition. `Unavailable` says nothing of what was
+        appended: ask again."""
+        if self._local.is_open((channel,)):
+            return await self._local.owner.append_from(source, channel, records, after=after)
+        params = {"source": source, "channel": channel, "after": after}
+        body = pack_sourced(records)
+        try:
+            owner = self._remote_owner(channel)
+            reply = await self._ask(owner, "append_from", [channel], params, body, deadline_s=SOURCED_DEADLINE_S)
+        except (OwnerLost, DeadlineExceeded, *_AGAIN) as error:
+            raise Unavailable(f"{channel} is not known to have what was sent: {error.message}") from None
+        return typed(reply.values["offset"], bytes)
 
     async def settle(self, transaction: TransactionId, channels: Sequence[str], *, deadline_s: float) -> None:
         """Wait until a transaction that is decided to be committed is written to all these channels, whoever owns them,

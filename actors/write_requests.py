@@ -202,6 +202,30 @@ def _part(params: Mapping[str, Any], records: Sequence[tuple[str, Record]], kind
     )
 
 
+def pack_sourced(records: Sequence[tuple[bytes, Record]]) -> bytes:
+    """The body of a request to append messages of a source, with their offsets."""
+    wire = [(offset, each.vchannel, each.key, dict(each.tags), bytes(each.body)) for offset, each in records]
+    return cast(bytes, msgpack.packb(wire))
+
+
+def unpack_sourced(body: Payload) -> list[tuple[bytes, Record]]:
+    """The messages of a source in a request. Raises one of `DECODE_ERRORS` where the body is no such."""
+    wire = cast("list[tuple[bytes, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
+    return [
+        (
+            typed(offset, bytes),
+            Record(
+                RecordType.MESSAGE,
+                vchannel=typed(vchannel, str),
+                key=typed(key, bytes),
+                tags=cast(Tags, typed(tags, dict)),
+                body=typed(content, bytes),
+            ),
+        )
+        for offset, vchannel, key, tags, content in wire
+    ]
+
+
 def appended_values(appended: Appended) -> Mapping[str, Any]:
     """An outcome as the values of a reply."""
     return {"ts": appended.ts, "rows": appended.rows, "digest": appended.digest, "repeated": appended.repeated}

@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.catalog.topics import CREATING, DROPPING, READY, TOPICS_LEVEL, Topic, Topics, check_topic_name
-from ...runtime.delays.delayed import delay_policy
 from ...runtime.errors import DeadlineExceeded, Fenced, InvalidRequest, TidewalError, TopicExists
 from ...runtime.log.names import delay_channel_of
 from ...runtime.waiting import first_of
@@ -101,16 +100,15 @@ class TopicDdl:
         return {"topic": (await self._epochs.settled(id)).to_wire()}
 
     async def _delay(self, request: Request) -> Answer:
-        """Let a topic take messages that are due later: the partitions that take messages get delay channels, and are
-        its last ones."""
+        """Let a topic take messages that are due later: the partitions that take messages get delay channels, and so do
+        all that come."""
         id = request.params["id"]
         topic = await self._epochs.settled(id)  # what is due is written to partitions that have begun
         async with self._ddl_of(topic.name):
             topic = self._epochs.present(id)
             if topic.settled:
                 if not topic.delays:
-                    channels, policy = topic.delay_channels.values(), delay_policy(topic.policy)
-                    await asyncio.gather(*(self._node.wal.create_channel(channel, policy) for channel in channels))
+                    await self._epochs.make_delay_channels(topic, topic.delay_channels)
                     await self._catalog.append({"kind": "delay_topic", "id": id})
                 return {"topic": self._epochs.present(id).to_wire()}
         return await self._delay(request)  # it was altered meanwhile
@@ -243,12 +241,6 @@ def _name(topic: Topic) -> str:
 
 def _check_alterable(topic: Topic, epoch: int) -> None:
     """Raise `InvalidRequest` where a topic whose last epoch is to be of that number gets no other."""
-    if topic.delays:
-        raise InvalidRequest(
-            f"topic {topic.name} has messages that are due later, which lie with their partitions, so it keeps its "
-            f"{len(topic.partitions)}: create another topic, send to that, and read this one to its end",
-            argument="partitions",
-        )
     if topic.epoch != epoch or not topic.settled:
         raise InvalidRequest(
             f"topic {topic.name} was altered meanwhile, and has {len(topic.partitions)} partitions",

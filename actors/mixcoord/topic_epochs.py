@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.catalog.topics import READY, Topic
 from ...runtime.clock import physical_ms
+from ...runtime.delays.delayed import delay_policy
 from ...runtime.errors import DeadlineExceeded, TopicNotFound
 from ...runtime.log.names import delay_channel_of, pchannel_of
 from ..node import Node
@@ -64,22 +65,29 @@ class TopicEpochs:
     async def finish(self, topic: Topic) -> None:
         """Make the channels of the epoch that is to come, if any, and let it take messages."""
         if topic.coming:
-            channels = map(pchannel_of, topic.coming)
+            channels = list(map(pchannel_of, topic.coming))
             await asyncio.gather(*(self._node.wal.create_channel(channel, topic.policy) for channel in channels))
+            if topic.delays:
+                await self.make_delay_channels(topic, channels)
             await self._catalog.append({"kind": "epoch_ready", "id": topic.id, "epoch": topic.epoch + 1})
+
+    async def make_delay_channels(self, topic: Topic, partitions: Iterable[str]) -> None:
+        """Make the channels in which messages wait that are due later in these pchannels of the topic."""
+        channels, policy = map(delay_channel_of, partitions), delay_policy(topic.policy)
+        await asyncio.gather(*(self._node.wal.create_channel(channel, policy) for channel in channels))
 
     async def retire(self, topic: Topic) -> None:
         """Remove the first epoch where the topic has gone on to another, and keeps nothing of it any more: the time of
-        retention has passed since its last partition ended. A group that has not read it to its end has lost nothing by
-        that which retention had not removed."""
+        retention has passed since its last partition ended, and the last message that was delayed there is released. A
+        group that has not read it to its end has lost nothing by that which retention had not removed."""
         if not topic.retiring:
             if not self._is_past(topic):
                 return
             async with self._deciding:  # no grant of its channels comes behind this
                 await self._catalog.append({"kind": "retire_epoch", "id": topic.id, "epoch": topic.first_epoch})
-        channels = [name for name, (epoch, _) in topic.places.items() if epoch == topic.first_epoch]
-        await self._until_given_up(f"epoch {topic.first_epoch} of topic {topic.name}", channels)
+        await self._until_given_up(f"epoch {topic.first_epoch} of topic {topic.name}", topic.first_channels)
         await carry_groups(self._node.wal, topic)
+        channels = list(map(pchannel_of, topic.partitions_of(topic.first_epoch)))
         made = (*channels, *map(delay_channel_of, channels))  # a leader may have died making these
         await asyncio.gather(*(self._node.wal.drop_channel(channel) for channel in made))
         await self._catalog.append({"kind": "epoch_retired", "id": topic.id, "epoch": topic.first_epoch})
@@ -87,6 +95,8 @@ class TopicEpochs:
     def _is_past(self, topic: Topic) -> bool:
         if len(topic.epochs) == 1 or topic.retention_s is None or not topic.settled:
             return False
-        ends = [topic.ends.get(name) for name, (epoch, _) in topic.places.items() if epoch == topic.first_epoch]
+        if not topic.drained.issuperset(set(topic.delay_channels.values()).intersection(topic.first_channels)):
+            return False
+        ends = [topic.ends.get(pchannel_of(vchannel)) for vchannel in topic.epochs[0]]
         now_ms = physical_ms(self._node.clock.now())
         return all(end is not None and physical_ms(end.ts) + 1000 * topic.retention_s < now_ms for end in ends)

@@ -63,11 +63,12 @@ class Cancellation:
     have."""
 
     def __init__(self, topic: Topic, params: Params) -> None:
-        vchannel = next((each for each in topic.partitions if pchannel_of(each) == params["channel"]), None)
-        if vchannel is None or not topic.delays or params["epoch"] != topic.epoch:
+        partition: str = params["channel"]
+        if not topic.delays or partition not in topic.delay_channels:
             raise InvalidRequest(f"topic {topic.name} has no delayed message of this id", argument="id")
         DelayedId.from_bytes(params["message"])
-        channel = topic.delay_channels[params["channel"]]
+        self._epoch, number = topic.places[partition]
+        vchannel, channel = topic.partitions_of(self._epoch)[number], topic.delay_channels[partition]
         self.topic: Topic = topic
         self.records: list[tuple[str, Record]] = [
             (channel, replace(cancellation(params["message"]), vchannel=vchannel))
@@ -76,7 +77,7 @@ class Cancellation:
 
     def part(self, params: Params, _: Mapping[str, int]) -> WritePart:
         """As for `PartitionedMessages`."""
-        return _part(self.topic, self.topic.epoch, self.records, params, 1)
+        return _part(self.topic, self._epoch, self.records, params, 1)
 
 
 def due_ms_of(params: Params, now_ms: int) -> int:

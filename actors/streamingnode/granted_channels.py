@@ -56,7 +56,7 @@ class GrantedChannels:
         self._terms: dict[str, int] = {}  # the last one that was begun
         self._active: dict[str, int] = {}  # the terms of the channels that are activated
         self._to_open: dict[str, int] = {}  # of these, with the bytes of a message: they wait for predecessors to end
-        self._partitions = TopicPartitions(catalog, owner, node.clock, self._active, self._propose, spawn)
+        self._partitions = TopicPartitions(catalog, owner, node.clock, self._active, self.propose, spawn)
         self._failures: dict[str, int] = {}  # in a row
         self._limits = OwnerLimits(node.clock, rises=node.wal.capabilities.one_machine)
         self._written: object = None  # which channels were open when a limit was stored, and what was written to them
@@ -103,7 +103,7 @@ class GrantedChannels:
         rising = {} if stored.rising is None else {"rising": stored.rising}
         channels = {name: (term, stored.limit, checkpoints[name]) for name, term in terms.items()}
         try:
-            await self._propose("renewed", channels, **rising)
+            await self.propose("renewed", channels, **rising)
         except TidewalError as error:  # one of them may have changed hands
             if not (error.retryable or isinstance(error, Fenced | PreconditionFailed)):
                 raise
@@ -120,14 +120,14 @@ class GrantedChannels:
             if term in state.fences:  # this process has had it, before its owner was restarted
                 raise PreconditionFailed(f"term {term} of {name} was used")
             if state.limit <= add_ms(self._node.clock.now(), LIMIT_MS // 4):  # the leader's clock is behind this one's
-                await self._propose("renewed", {name: (term, self._limits.needed(), b"")})
+                await self.propose("renewed", {name: (term, self._limits.needed(), b"")})
             message_bytes = (await self._node.wal.describe(name)).max_message_bytes
             self._unflushed.clear(name)
             grant = _grant(name, state)
             self._limits.allow(grant.limit)
             fence = await self._owner.acquire(grant)
             # read back, and so is all that the catalog had when the fence was written: see `vchannels.py`
-            await self._propose("fenced", {name: (term, fence)})
+            await self.propose("fenced", {name: (term, fence)})
             self._vchannels.rebuild([name], self._catalog.catalog.collections.values())
             self._owner.activate(name, term)
         except TidewalError as error:
@@ -192,7 +192,7 @@ class GrantedChannels:
     async def _say_released(self, name: str, term: int, limit: int, checkpoint: bytes) -> None:
         while self._has(name, term):
             try:
-                await self._propose("released", {name: (term, limit, checkpoint)})
+                await self.propose("released", {name: (term, limit, checkpoint)})
             except TidewalError as error:
                 _log.warning("%s is not given up, trying again: %s", name, error)
                 await asyncio.sleep(AGAIN_S)
@@ -202,7 +202,8 @@ class GrantedChannels:
         state = self._mine().get(name)
         return state is not None and state.term == term
 
-    async def _propose(self, kind: str, channels: dict[str, tuple[Any, ...]], **fields: object) -> None:
+    async def propose(self, kind: str, channels: dict[str, tuple[Any, ...]], **fields: object) -> None:
+        """Write an event of this node's about some channels into the catalog."""
         await self._catalog.propose_own({"kind": kind, "node": self._node.incarnation, "channels": channels, **fields})
 
     async def release(self, limit: int) -> None:
@@ -213,7 +214,7 @@ class GrantedChannels:
             return
         try:
             async with asyncio.timeout(RELEASE_S):
-                await self._propose("released", channels)
+                await self.propose("released", channels)
         except (TidewalError, TimeoutError) as error:
             _log.warning("the channels are not released, their next owner waits for the lease: %s", error)
 

@@ -33,6 +33,15 @@ class SettleParams(TypedDict):
     channels: list[str]
 
 
+class AppendFromParams(TypedDict):
+    """Messages of a source for a partition of a topic, with their offsets in the body, and the offset `after` which
+    they come there."""
+
+    source: str
+    channel: str
+    after: bytes
+
+
 class FlushParams(TypedDict):
     """The id of the collection to be stored, and those of its pchannels that are meant."""
 

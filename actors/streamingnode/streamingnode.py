@@ -39,12 +39,12 @@ from ..metrics import lag_ms
 from ..node import Node
 from ..requests import Answer, Method
 from ..role import Role
-from ..write_requests import SUBMITTED, appended_values, part_of
+from ..write_requests import SUBMITTED, appended_values, part_of, unpack_sourced
 from .door_order import DoorOrder
 from .granted_channels import GrantedChannels
 from .held_back import held_back
 from .metrics import StreamingNodeMetrics
-from .requests import AnnounceParams, AppendParams, FlushParams, SettleParams, SyncParams
+from .requests import AnnounceParams, AppendFromParams, AppendParams, FlushParams, SettleParams, SyncParams
 from .topic_delays import TopicDelays, takes
 from .transactions import TransactionParticipant
 from .unflushed import Unflushed
@@ -89,6 +89,7 @@ class StreamingNode(Role):
     def handlers(self) -> dict[str, Method]:
         return {
             "append": Method(self._append, AppendParams),
+            "append_from": Method(self._append_from, AppendFromParams),
             "flush": Method(self._flush, FlushParams),
             "settle": Method(self._settle_transaction, SettleParams),
             "sync": Method(self._sync, SyncParams),
@@ -129,7 +130,9 @@ class StreamingNode(Role):
         self.spawn_task(self._extend_limits(), name="limits")
         self.spawn_task(self._pressure.run(), name="pressure")
         self.spawn_task(self._transactions.run(), name="transactions")
-        self.spawn_task(TopicDelays(node, self.catalog, self._owner).run(), name="delays")
+        delays = TopicDelays(node, self.catalog, self._owner, self.owners, self._grants.propose)
+        self.spawn_task(delays.run(), name="delays")
+        self.spawn_task(self.owners.run(), name="owners")
         if node.wal.capabilities.shared_segments:
             self.spawn_task(self._tick_idle_channels(), name="idle channels")
         node.cluster.on_confirmed(self._on_confirmed)
@@ -213,7 +216,7 @@ class StreamingNode(Role):
         """`PChannelOwner.append`."""
         participants = part.participants or (part,)
         for each in participants:
-            if each.kind is RecordType.MESSAGE and each.schema_version < self._check_topic(each).epoch:
+            if each.kind is RecordType.MESSAGE and self._is_over(each):
                 return asyncio.ensure_future(self._settle(part, each))
         paces = [self._admit(each) for each in participants]
         appended = self._owner.append(
@@ -244,7 +247,7 @@ class StreamingNode(Role):
             raise Unavailable("an earlier attempt of the transaction is not decided yet; retry")
         self._transactions.check_not_lost((channel for channel, _ in part.records), part.producer, part.pseq)
         for each in part.participants:
-            if each.kind is RecordType.MESSAGE and each.schema_version < self._check_topic(each).epoch:
+            if each.kind is RecordType.MESSAGE and self._is_over(each):
                 return asyncio.ensure_future(self._settle(part, each))
         paces = [self._admit(each) for each in part.participants]
         prepared = self._owner.prepare(
@@ -296,6 +299,36 @@ class StreamingNode(Role):
             raise InvalidRequest(f"messages for {part.collection} that are in none of its partitions")
         return topic
 
+    def _is_over(self, part: WritePart) -> bool:
+        """Whether messages are for an epoch that takes none any more. What was delayed there can be cancelled still.
+        Raises as `_check_topic` does."""
+        over = part.schema_version < self._check_topic(part).epoch
+        return over and not all(record.type is RecordType.CANCELLED for _, record in part.records)
+
+    async def append_from(
+        self, source: str, channel: str, records: Sequence[tuple[bytes, Record]], *, after: bytes
+    ) -> bytes:
+        """`PChannelOwner.append_from`."""
+        topic = self.catalog.catalog.topics.of_channel(channel)
+        if topic is None or topic.state != READY or channel not in topic.places:
+            raise Unavailable(f"{channel} is a partition of no topic that takes messages; retry", channel=channel)
+        if not records:
+            await self._owner.sync([channel])  # its lease holds
+        elif topic.places[channel][0] < topic.epoch:
+            raise TopicEpochEnded(f"topic {topic.name} has other partitions by now", topic=topic.name, written="")
+        else:
+            await self._owner.append_from(source, channel, records, after=after)
+        return self._owner.source_offset(source, channel)
+
+    async def _append_from(self, request: Request) -> Answer:
+        params = request.params
+        try:
+            records = unpack_sourced(request.body)
+        except DECODE_ERRORS as error:
+            raise InvalidRequest(f"malformed messages of a source: {error}") from error
+        self._check_open([params["channel"]])
+        return {"offset": await self.append_from(params["source"], params["channel"], records, after=params["after"])}
+
     async def _settle(self, part: WritePart, late: WritePart) -> Appended:
         """What became of a write whose messages `late` are for an epoch that is over: an earlier attempt may have
         written them. Raises `TopicEpochEnded` where some were not, and never will be; of a transaction nothing is
@@ -314,7 +347,8 @@ class StreamingNode(Role):
                 topic=late.collection,
                 written=",".join(sorted(known)),
             )
-        return Appended(max(outcome.ts for outcome in known.values()), part.rows, repeated=True)
+        last = max(known.values())
+        return Appended(last.ts, part.rows, repeated=True, digest=last.digest)
 
     def _paces_of(self, part: WritePart, check: Callable[[], list[Pace]]) -> list[Pace]:
         """What `check` says of the limits; what was let in before is not refused when it comes again."""

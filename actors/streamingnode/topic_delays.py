@@ -1,6 +1,7 @@
 """The messages of topics that are due later. They wait in the delay channel of their partition, which no retention
 takes from, and are released by the node that owns it and the partition: the leader lets one node have both. So whoever
-takes over a partition takes over what is pending for it, and no message passes between nodes when it is due.
+takes over a partition takes over what is pending for it, and no message passes between nodes when it is due, unless its
+partition has ended (`partition_targets.py`).
 
 While a move is under way one of the two may be here alone: nothing is released then, and what is due comes late.
 """
@@ -14,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ...runtime.catalog.catalog_log import CatalogLog
-from ...runtime.catalog.topics import Topic
+from ...runtime.catalog.topics import READY, Topic
 from ...runtime.delays.delayed import DelayedMessage
 from ...runtime.delays.releaser import RELEASED_BYTES, Releaser
 from ...runtime.log.dead_letters import LETTER_BODY_BYTES, delayed_letter
@@ -24,6 +25,9 @@ from ...runtime.log.wal import Append
 from ...runtime.ownership import ChannelOwner
 from ...runtime.waiting import begun, ended, first_ended
 from ..node import Node
+from ..owners import Owners
+from .partition_targets import PartitionTargets
+from .topic_partitions import Propose
 
 AGAIN_S = 10.0  # after an error that is no one's to wait out
 PENDING, RELEASED, LATE = (
@@ -55,8 +59,9 @@ class _Running(NamedTuple):
 class TopicDelays:
     """Releases the delayed messages of the partitions that are open here, with their delay channels."""
 
-    def __init__(self, node: Node, catalog: CatalogLog, owner: ChannelOwner) -> None:
+    def __init__(self, node: Node, catalog: CatalogLog, owner: ChannelOwner, owners: Owners, propose: Propose) -> None:
         self._node, self._catalog, self._owner = node, catalog, owner
+        self._owners, self._propose = owners, propose
         self._running: dict[str, _Running] = {}  # by delay channel
 
     async def run(self) -> None:
@@ -73,26 +78,30 @@ class TopicDelays:
     async def _follow(self) -> None:
         """Let there be a releaser for each pair of channels that is open, under its present terms."""
         pairs = {
-            delays: (topic, self._node.local_owner.terms((partition, delays)))
+            delays: (topic, partition, self._node.local_owner.terms((partition, delays)))
             for topic in self._catalog.catalog.topics
+            if topic.delays and topic.state == READY
             for partition, delays in topic.delay_channels.items()
-            if topic.delays
+            if delays not in topic.drained
         }
-        open_here = {delays: (topic, terms) for delays, (topic, terms) in pairs.items() if terms is not None}
+        open_here = {delays: found for delays, found in pairs.items() if found[-1] is not None}
         await self._end(
             [
                 delays
                 for delays, running in self._running.items()
-                if delays not in open_here or open_here[delays][1] != running.terms
+                if delays not in open_here or open_here[delays][-1] != running.terms
             ]
         )
-        for delays, (topic, terms) in open_here.items():
+        for delays, (topic, partition, terms) in open_here.items():
             if delays not in self._running:
-                self._running[delays] = self._begin(delays, topic, terms)
+                self._running[delays] = self._begin(delays, topic, partition, terms)
         self._watch()
 
-    def _begin(self, channel: str, topic: Topic, terms: Hashable) -> _Running:
+    def _begin(self, channel: str, topic: Topic, partition: str, terms: Hashable) -> _Running:
         node = self._node
+        targets = PartitionTargets(
+            partition, channel, self._owner, self._owners, self._catalog, node.clock, self._propose
+        )
         releaser = Releaser(
             node.wal,
             self._owner,
@@ -100,7 +109,7 @@ class TopicDelays:
             channel,
             node.clock,
             self._keep,
-            known=lambda _: True,  # a partition that is not here any more has another owner, and so have its delays
+            targets,
             buffer_bytes=self._buffer_bytes,
             released=partial(self._count, topic.name),
         )

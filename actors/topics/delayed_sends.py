@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from typing import cast
 
 from ...runtime.catalog.topics import Topic
 from ...runtime.delays.delayed import DelayedId, moment_ms, span_ms
-from ...runtime.errors import InvalidRequest, TidewalError, TopicNotFound, of_unknown_outcome
+from ...runtime.errors import InvalidRequest, TidewalError, TopicEpochEnded, TopicNotFound, of_unknown_outcome
 from ...runtime.log.names import pchannel_of
 from ...runtime.rpc.protocol import Params, Reply
 from .messages import PlacedMessage, SendResult
+from .sender import Sending
 
 SendPart = Callable[[Sequence[PlacedMessage]], Awaitable[Reply]]
 
@@ -28,9 +30,11 @@ def due_params(deliver_at: datetime | None, deliver_after_s: float | None) -> Pa
     return {} if deliver_after_s is None else {"after_ms": span_ms(deliver_after_s)}
 
 
-async def send_delayed(topic: Topic, placed: Sequence[PlacedMessage], send: SendPart) -> SendResult:
-    """Send messages that are due later, with one `send` for each partition: what its reply says is part of their ids.
-    Raises what one has raised, with `outcome_unknown` where others are durable."""
+async def send_delayed(topic: Topic, sending: Sending, send: SendPart) -> SendResult:
+    """Send what is left of messages that are due later, with one `send` for each partition: what its reply says is part
+    of their ids. Raises what one has raised, with `outcome_unknown` where others are durable; `TopicEpochEnded` where
+    the epoch has ended for some, and the others are durable."""
+    placed = sending.place(topic)
     parts: dict[int, list[int]] = {}
     for at, (partition, *_) in enumerate(placed):
         parts.setdefault(partition, []).append(at)
@@ -41,17 +45,27 @@ async def send_delayed(topic: Topic, placed: Sequence[PlacedMessage], send: Send
         for each in sends:
             each.cancel()
     failed = [result for result in results if isinstance(result, BaseException)]
-    if failed:
-        alone = len(failed) == len(results)
-        raise failed[0] if alone or not isinstance(failed[0], TidewalError) else of_unknown_outcome(failed[0])
-    ids = [""] * len(placed)
+    written: list[str] = []
     for (partition, places), reply in zip(parts.items(), results, strict=True):
-        assert isinstance(reply, Reply)
-        for number, at in enumerate(places):
-            id = DelayedId.of(reply.values["digest"], reply.values["ts"], number)
-            ids[at] = id_text(pchannel_of(topic.partitions[partition]), id.to_bytes())
-    last = max(reply.values["ts"] for reply in results if isinstance(reply, Reply))
-    return SendResult(last, len(placed), frozenset(parts), tuple(ids))
+        if isinstance(reply, Reply):
+            channel, ts = pchannel_of(topic.partitions[partition]), reply.values["ts"]
+            stored = [DelayedId.of(reply.values["digest"], ts, number).to_bytes() for number in range(len(places))]
+            sending.keep({at: id_text(channel, id) for at, id in zip(places, stored, strict=True)}, ts)
+            written.append(channel)
+    if failed:
+        raise _failure(failed, written)
+    return sending.result()
+
+
+def _failure(failed: Sequence[BaseException], written: Sequence[str]) -> BaseException:
+    """What a call raises of which some parts have failed, and those for the pchannels `written` are durable."""
+    error = next((each for each in failed if not isinstance(each, TopicEpochEnded)), None)
+    if isinstance(error, TidewalError):
+        return of_unknown_outcome(error) if written else error
+    if error is not None:
+        return error
+    ended = cast(TopicEpochEnded, failed[0])
+    return TopicEpochEnded(ended.message, topic=ended.topic, written=",".join(written))
 
 
 async def cancel_delayed(

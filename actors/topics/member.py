@@ -92,9 +92,8 @@ class TopicMember(RecordMember):
         where: str | None = None,
         retries: RetryTopics | None = None,
     ) -> None:
-        whole = (
-            [] if retries is None else retries.channels
-        )  # what is there has passed the filter: only its copy has not
+        # what is in a retry topic has passed the filter: only its copy has not
+        whole: Callable[[str], bool] = (lambda channel: False) if retries is None else retries.has
         letters, fences = names.group_dead_letters, dict(joined.fences)
         self._positions = MemberPositions(fence_position)
         self._decides = False  # whether nodes decide positions, though the log could store them in the commit
@@ -140,7 +139,7 @@ class TopicMember(RecordMember):
                 await self._join_again()
         topic, partition = self._places[pack.channel]
         records = {each.name: getattr(pack, each.name) for each in _FIELDS}
-        retries = pack.channel in self._whole
+        retries = self._whole(pack.channel)
         where = self._filter_of(pack.channel)
         return TopicPack(**records, topic=topic, partition=partition, where=where, retries=retries, moves=self._moves)
 
@@ -404,9 +403,11 @@ class TopicMember(RecordMember):
         for what did not come from there."""
         return max((message.attempts for message in unit.messages), default=0)
 
-    def next_copy_id(self) -> bytes:
-        """The id of a copy that is about to be sent: of no other one, of any member."""
-        return CopyId(self.id, next(self._copies)).to_bytes()
+    @checked
+    def next_copy_id(self, unit: TopicPack) -> bytes:
+        """The id of a copy of `unit` that is about to be sent: of no other one, of any member."""
+        epoch = 0 if self._retries is None else self._retries.epoch_of(unit.topic)
+        return CopyId(self.id, next(self._copies), epoch).to_bytes()
 
     @checked
     async def send_to_retry_topic(

@@ -64,11 +64,16 @@ class Sending:
     def __init__(self, sender: TopicSender, messages: Sequence[Message], partitioner: Partitioner | None) -> None:
         self.partitions: set[int] = set()
         self._sender, self._partitioner = sender, partitioner
-        self._count, self._left = len(messages), messages
+        self._left = messages
+        self._numbers: Sequence[int] = range(len(messages))  # in the call, of those that are left
         self._placed: list[PlacedMessage] = []  # those that are left, for the epoch to which they are sent
+        self._partitions: Sequence[str] = ()  # of that epoch, vchannels
+        self._ids = [""] * len(messages)  # of those that are due later
+        self._ts = 0  # of what was written last
 
     def place(self, topic: Topic) -> list[PlacedMessage]:
         """What is left to send, placed in the present epoch of `topic`."""
+        self._partitions = topic.partitions
         try:
             self._placed = self._sender.place(topic, self._left, self._partitioner)
         except TidewalError:
@@ -79,16 +84,23 @@ class Sending:
             raise InvalidRequest(f"the partitioner failed: {error!r}", argument="partitioner") from error
         return self._placed
 
-    def divide(self, topic: Topic, error: TopicEpochEnded) -> None:
-        """The epoch of `topic` for which it was placed has ended, and has of it what `error` says."""
+    def divide(self, error: TopicEpochEnded) -> None:
+        """The epoch for which it was placed has ended, and has of it what `error` says."""
         written = {
             number
-            for number, vchannel in enumerate(topic.partitions)
+            for number, vchannel in enumerate(self._partitions)
             if pchannel_of(vchannel) in error.written_channels
         }
         self.partitions |= written
-        pairs = zip(self._left, self._placed, strict=True)
-        self._left = [message for message, (partition, *_) in pairs if partition not in written]
+        left = [at for at, (partition, *_) in enumerate(self._placed) if partition not in written]
+        self._left, self._numbers = [self._left[at] for at in left], [self._numbers[at] for at in left]
+
+    def keep(self, ids: Mapping[int, str], ts: int) -> None:
+        """Messages that are due later are durable, at `ts`: they have these ids, by their places among those that were
+        placed last."""
+        self._ts = max(self._ts, ts)
+        for at, id in ids.items():
+            self._ids[self._numbers[at]] = id
 
     @contextmanager
     def partly_written(self) -> Generator[None]:
@@ -99,10 +111,11 @@ class Sending:
         except TidewalError as error:
             raise (of_unknown_outcome(error) if self.partitions else error) from None
 
-    def result(self, ts: int) -> SendResult:
-        """What to return once what was placed last is durable, at `ts`."""
+    def result(self, ts: int = 0) -> SendResult:
+        """What to return once what was placed last is durable, at `ts`, or as `keep` was told."""
         partitions = self.partitions.union(partition for partition, *_ in self._placed)
-        return SendResult(ts, self._count, frozenset(partitions))
+        ids = tuple(self._ids) if any(self._ids) else ()
+        return SendResult(max(self._ts, ts), len(self._ids), frozenset(partitions), ids)
 
 
 def messages_of(given: MessageBodies, key: bytes | str | None, tags: Mapping[str, TagValue] | None) -> list[Message]:

@@ -29,6 +29,7 @@ from .retry_topics import PARTITIONS_MAX, RetryTopics, retry_topic_name
 from .sender import Sending, TopicSender
 
 FENCE_DEADLINE_S = 10.0  # of one question about a position; who needs it asks again
+GROWN_S = 3.0  # for a retry topic to get more partitions, as a member subscribes
 COPY_DEADLINE_S = 10.0  # of a copy for a retry topic; it is sent again under its number then
 
 
@@ -106,7 +107,7 @@ class TopicCalls:
                 try:
                     return await self._send_in_turn(place, found, sending, due, until)
                 except TopicEpochEnded as error:
-                    sending.divide(found, error)
+                    sending.divide(error)
                     over = found
                 except TopicNotFound as error:
                     if known is None or sending.partitions or error.fields.get("outcome_unknown"):
@@ -120,7 +121,7 @@ class TopicCalls:
             try:
                 if due:
                     to = await self._with_delays(topic, until)
-                    return await send_delayed(to, sending.place(to), partial(self._send_to, to, due, until))
+                    return await send_delayed(to, sending, partial(self._send_to, to, due, until))
                 reply = await self._send_to(topic, due, until, sending.place(topic))
                 return sending.result(reply.values["ts"])
             except (TopicNotFound, TopicEpochEnded):
@@ -254,16 +255,26 @@ class TopicCalls:
         found: dict[str, Topic] = {}
         names = [retry_topic_name(topic.name, group) for topic in topics]
         for topic, name in zip(topics, names, strict=True):
-            partitions = min(PARTITIONS_MAX, len(topic.partitions))
-            with suppress(TopicExists):  # of a time when the topic had other partitions
-                await self.create(name, partitions, topic.retention_s, topic.retention_bytes, left_s(until))
-            found[topic.name] = await self._with_delays(await self.describe(name, left_s(until)), until)
-        return RetryTopics(found, self._send_copies)
+            found[topic.name] = await self._with_delays(await self._retry_topic(topic, name, until), until)
+        describe = partial(self.describe, deadline_s=COPY_DEADLINE_S)
+        return RetryTopics(found, self._names, self._send_copies, describe)
+
+    async def _retry_topic(self, topic: Topic, name: str, until: float) -> Topic:
+        """The retry topic of that name for `topic`, with as many partitions as it should have by now, unless that takes
+        long: then a later member sees to it."""
+        partitions = min(PARTITIONS_MAX, len(topic.partitions))
+        with suppress(TopicExists):  # of a time when the topic had other partitions
+            await self.create(name, partitions, topic.retention_s, topic.retention_bytes, left_s(until))
+        found = await self.describe(name, left_s(until))
+        if len(found.partitions) < partitions:
+            with suppress(TidewalError):
+                return await self.alter(name, partitions, True, min(GROWN_S, left_s(until)))
+        return found
 
     async def _send_copies(
-        self, topic: Topic, messages: Sequence[PlacedMessage], delay_s: float, producer: str, number: int
+        self, topic: Topic, epoch: int, messages: Sequence[PlacedMessage], delay_s: float, producer: str, number: int
     ) -> None:
-        params, body = {**_to(topic), **due_params(None, delay_s)}, pack_messages(messages)
+        params, body = {**_to(topic), "epoch": epoch, **due_params(None, delay_s)}, pack_messages(messages)
         if producer:
             await self._writes.send_for(producer, number, "send", params, body, COPY_DEADLINE_S)
         else:

@@ -65,7 +65,7 @@ from .topics import TOPICS_LEVEL, Topic, Topics
 
 CREATING, READY, DROPPING = "creating", "ready", "dropping"
 DEFAULT_REPLICAS = 2
-PARTITION_KINDS = frozenset({"partition_ended", "partition_begun"})
+PARTITION_KINDS = frozenset({"partition_ended", "partition_begun", "delays_drained"})
 NODE_KINDS = frozenset({"fenced", "released", "renewed"}) | PARTITION_KINDS
 TOPIC_KINDS = (
     *("create_topic", "topic_ready", "delay_topic", "drop_topic", "topic_dropped"),
@@ -353,6 +353,11 @@ class Catalog:
         self._check_terms(event, {name: typed(term, int) for name, (term,) in event["channels"].items()})
         for name in event["channels"]:
             self.topics.begin_partition(name)
+
+    def _on_delays_drained(self, event: Event) -> None:
+        self._check_terms(event, {name: typed(term, int) for name, (term,) in event["channels"].items()})
+        for name in event["channels"]:
+            self.topics.drain(name)
 
     def _on_retire_epoch(self, event: Event) -> None:
         self.topics.retire_epoch(typed(event["id"], int), typed(event["epoch"], int))

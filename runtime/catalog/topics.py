@@ -16,8 +16,8 @@ Their events (feature level 2):
                             topic nor a collection had its id
     topic_ready    id       its channels are there, and are granted to owners from now on
     delay_topic    id       it takes messages that are due later from now on: each partition of its last epoch, which
-                            has begun, has a delay channel, which is there, and which the owner of the partition gets,
-                            too. No epoch comes any more
+                            has begun, and of those to come has a delay channel, which is there, and which the owner
+                            of the partition gets, too
     drop_topic     id       it takes no more messages: its owners give its channels up, and none gets them
     topic_dropped  id       its channels are removed, and its name is free. No node owns one of them
     alter_topic    id, epoch, partitions, hashed   an epoch of that number is to come, with these vchannels; its
@@ -26,6 +26,8 @@ Their events (feature level 2):
     partition_ended   node, channels   by pchannel the term under which its owner has written EPOCH_END, its id and
                             timestamp; the owner writes this itself
     partition_begun   node, channels   by pchannel the term under which its owner has written EPOCH_BEGIN
+    delays_drained   node, channels   by delay channel of a partition that has ended the term under which its owner has
+                            released the last message: none comes any more
     retire_epoch   id, epoch    the first epoch goes: its owners give its channels up, and none gets them
     epoch_retired  id, epoch    its channels are removed. No node owns one of them
 """
@@ -62,8 +64,9 @@ class Topic:
     and `begun` those of later epochs that have begun. In the epochs of the numbers in `unhashed` keys alone do not
     decide on partitions: each follows all of the epoch before. `retiring`: the first epoch is being removed.
 
-    With `delays` each partition that takes messages has a channel for those that are due later, which no retention
-    takes from, and no epoch comes any more."""
+    From the epoch `delays_from` on, if that is not 0, each partition has a channel for messages that are due later,
+    which no retention takes from. Where the partition ends, what is pending there stays, and is released into
+    partitions of later epochs; `drained` are the delay channels that have none left, and get none."""
 
     id: int
     name: str
@@ -78,7 +81,13 @@ class Topic:
     begun: frozenset[str] = frozenset()
     unhashed: frozenset[int] = frozenset()
     retiring: bool = False
-    delays: bool = False
+    delays_from: int = 0
+    drained: frozenset[str] = frozenset()
+
+    @property
+    def delays(self) -> bool:
+        """Whether it takes messages that are due later."""
+        return self.delays_from > 0
 
     @property
     def epoch(self) -> int:
@@ -102,9 +111,10 @@ class Topic:
 
     @property
     def delay_channels(self) -> Mapping[str, str]:
-        """Where messages wait that are due later: by pchannel of a partition of the last epoch its delay channel. They
-        may be there for a topic without `delays`, if it was about to have them."""
-        return {channel: delay_channel_of(channel) for channel in map(pchannel_of, self.partitions)}
+        """Where messages wait that are due later: by pchannel of a partition its delay channel. Of a topic without
+        `delays` those of the last epoch, which may be there if it was about to have them."""
+        first = self.delays_from or self.epoch
+        return {channel: delay_channel_of(channel) for channel, (epoch, _) in self.places.items() if epoch >= first}
 
     @property
     def owned_channels(self) -> tuple[str, ...]:
@@ -149,9 +159,14 @@ class Topic:
 
     def is_to_go(self, pchannel: str) -> bool:
         """Whether its owner is to give `pchannel` up, because it is removed."""
-        return self.state == DROPPING or (
-            self.retiring and pchannel in self.places and self.places[pchannel][0] == self.first_epoch
-        )
+        return self.state == DROPPING or (self.retiring and pchannel in self.first_channels)
+
+    @property
+    def first_channels(self) -> list[str]:
+        """The pchannels of the first epoch, which are removed together: of partitions, and their delay channels."""
+        first = [name for name, (epoch, _) in self.places.items() if epoch == self.first_epoch]
+        delays = self.delay_channels
+        return [*first, *(delays[name] for name in first if self.delays and name in delays)]
 
     def to_wire(self) -> dict[str, Any]:
         """The wire form: a map that msgpack can encode."""
@@ -169,7 +184,8 @@ class Topic:
             "begun": sorted(self.begun),
             "unhashed": sorted(self.unhashed),
             "retiring": self.retiring,
-            "delays": self.delays,
+            "delays_from": self.delays_from,
+            "drained": sorted(self.drained),
         }
 
     @classmethod
@@ -196,7 +212,8 @@ class Topic:
             frozenset(_names(wire["begun"])),
             frozenset(typed(number, int) for number in wire["unhashed"]),
             typed(wire["retiring"], bool),
-            typed(wire["delays"], bool),
+            typed(wire["delays_from"], int),
+            frozenset(_names(wire["drained"])),
         )
 
 
@@ -266,8 +283,8 @@ class Topics:
         found: set[str] = set()
         for topic in self:
             if topic.state == READY:
-                found.update(name for name in topic.places if not topic.is_to_go(name))
-                found.update(topic.delay_channels.values() if topic.delays else ())
+                delays = topic.delay_channels.values() if topic.delays else ()
+                found.update(name for name in (*topic.places, *delays) if not topic.is_to_go(name))
         return frozenset(found)
 
     def has_begun(self, pchannel: str) -> bool:
@@ -296,18 +313,16 @@ class Topics:
             raise PreconditionFailed(
                 f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: it has no delays now"
             )
-        self._put(replace(topic, delays=True))
+        self._put(replace(topic, delays_from=topic.epoch))
 
     def set_state(self, id: int, state: str) -> None:
         """Raises `PreconditionFailed` where the topic is gone."""
         self._put(replace(self.present(id), state=state))
 
     def alter(self, id: int, epoch: int, partitions: Sequence[str], *, hashed: bool) -> None:
-        """An epoch is to come. Raises `PreconditionFailed` where the topic is gone, is dropped, has it already, or has
-        delays."""
+        """An epoch is to come. Raises `PreconditionFailed` where the topic is gone, is dropped, or has it already."""
         topic = self.present(id)
-        impossible = topic.state != READY or topic.coming or topic.delays
-        if impossible or topic.epoch + 1 != epoch or not partitions:
+        if topic.state != READY or topic.coming or topic.epoch + 1 != epoch or not partitions:
             raise PreconditionFailed(f"topic {topic.name} is {topic.state} in epoch {topic.epoch}: it gets no {epoch}")
         self._put(
             replace(topic, coming=tuple(partitions), unhashed=topic.unhashed | ({epoch} if not hashed else set()))
@@ -334,6 +349,12 @@ class Topics:
         if topic is not None:
             self._put(replace(topic, begun=topic.begun | {pchannel}))
 
+    def drain(self, delay_channel: str) -> None:
+        """A delay channel of an epoch that is over has nothing pending any more."""
+        topic = self.of_channel(delay_channel)
+        if topic is not None and delay_channel not in topic.places:
+            self._put(replace(topic, drained=topic.drained | {delay_channel}))
+
     def retire_epoch(self, id: int, epoch: int) -> None:
         """The first epoch goes. Raises `PreconditionFailed` where it is not the first, or the only one."""
         topic = self.present(id)
@@ -346,7 +367,7 @@ class Topics:
         topic = self.present(id)
         if topic.first_epoch != epoch or not topic.retiring:
             raise PreconditionFailed(f"epoch {epoch} of topic {topic.name} does not go")
-        gone = [name for name in topic.places if topic.is_to_go(name)]
+        gone = topic.first_channels
         ends = {name: end for name, end in topic.ends.items() if name not in gone}
         self._put(
             replace(
@@ -355,6 +376,7 @@ class Topics:
                 first_epoch=epoch + 1,
                 ends=ends,
                 begun=topic.begun.difference(gone),
+                drained=topic.drained.difference(gone),
                 retiring=False,
             )
         )

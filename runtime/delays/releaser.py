@@ -1,9 +1,9 @@
-"""What releases delayed messages: part of the process that owns the delay channel and the channels of its messages.
+"""What releases delayed messages: part of the process that owns the delay channel.
 
 It reads the delay channel as any reader does, asks the owner for a time up to which nothing follows there, and appends
 what is due by then, by the log's time and by the wall clock, in the order of ids. Toward each channel it is a source
-whose offsets are these ids (`ChannelOwner.append_from`): so whatever happens to it, each message is there once, and in
-order, and the channel itself says how far it has come. What retention removes of a channel, or who drops it, takes that
+whose offsets are these ids (`ReleaseTargets`): so whatever happens to it, each message is there once, and in order, and
+the channel itself says how far it has come. What retention removes of a channel, or who drops it, takes that
 along: so it also notes now and then, in the delay channel and as the same source, up to which id all is done.
 """
 
@@ -17,11 +17,18 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from ..clock import HybridClock
-from ..errors import BadRecord, ChannelNotFound, MessageTooLarge, OutcomeUnknown, TidewalError, Unavailable
-from ..log.record import Record, RecordType
+from ..errors import (
+    BadRecord,
+    ChannelNotFound,
+    MessageTooLarge,
+    OutcomeUnknown,
+    TidewalError,
+    TopicEpochEnded,
+    Unavailable,
+)
+from ..log.record import Record
 from ..log.wal import Entry, From, FromId, Wal
 from ..ownership.channel_owner import ChannelOwner
-from ..ownership.producers import ProducerTable
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
 from ..waiting import ended
@@ -29,6 +36,7 @@ from .buffer import DelayBuffer
 from .delayed import DelayedMessage
 from .head import DelayHead
 from .pending import OVERHEAD_BYTES, DelayedPlace, Pending, Stored, page_of, read_stored
+from .targets import ReleaseTargets, note_offset
 
 RELEASED_AT_ONCE: Final = 2_000  # messages
 RELEASED_BYTES: Final = 4 * 1024 * 1024  # about: below what every log takes at once
@@ -62,9 +70,9 @@ class DelayCounts:
 
 
 class Releaser:
-    """Releases what is due in the delay channel `channel`, which `owner` owns, as the source `source`. `refused` gets
-    what its channel does not take, or what is for one that is not `known`; one that is known may be opened later.
-    `buffer_bytes` says how much memory it may take now. `run` it in one task."""
+    """Releases what is due in the delay channel `channel`, which `owner` owns, as the source `source`, into `targets`.
+    `refused` gets what its channel does not take. `buffer_bytes` says how much memory it may take now. `run` it in one
+    task."""
 
     def __init__(
         self,
@@ -74,15 +82,15 @@ class Releaser:
         source: str,
         clock: HybridClock,
         refused: Refused,
+        targets: ReleaseTargets,
         *,
-        known: Callable[[str], bool],
         buffer_bytes: Callable[[], int],
         released: Released = lambda messages: None,
     ) -> None:
         self.counts: DelayCounts = DelayCounts()
         self._wal, self._owner, self._channel, self._source = wal, owner, channel, source
         self._clock, self._refused, self._released = clock, refused, released
-        self._known, self._buffer_bytes = known, buffer_bytes
+        self._targets, self._buffer_bytes = targets, buffer_bytes
         self._truncated_s = clock.clock.monotonic()
         self._buffer = DelayBuffer(buffer_bytes(), owner.source_offset(source, channel))
         self._exhausted = False  # the last pass
@@ -147,6 +155,8 @@ class Releaser:
                 await self._release_due(time)
                 self._exhausted = self._buffer.exhausted
                 await self._tidy()
+                if not self._buffer and self._buffer.horizon is None:
+                    await self._targets.nothing_pending(time)
                 await self._until_due()
         finally:
             await ended(read)
@@ -170,7 +180,7 @@ class Releaser:
                 id, channel, _ = stored
                 upto = released.get(channel)
                 if upto is None:
-                    upto = released[channel] = self._owner.source_offset(self._source, channel)
+                    upto = released[channel] = self._targets.reached(channel)
                 if id > upto:
                     self._buffer.add(stored, self._place)
 
@@ -217,36 +227,46 @@ class Releaser:
         messages: list[DelayedMessage] | None = None
         while messages is None or messages:
             wall_ms = self._clock.clock.wall_ms()
-            messages = self._buffer.hand_out(upto, wall_ms, RELEASED_AT_ONCE, RELEASED_BYTES)
-            by_channel: dict[str, list[DelayedMessage]] = {}
-            for message in messages:
-                by_channel.setdefault(message.channel, []).append(message)
-            releases = [self._release(channel, batch) for channel, batch in by_channel.items()]
-            for result in await asyncio.gather(*releases, return_exceptions=True):
-                if result is not None:
-                    raise result
+            messages = left = self._buffer.hand_out(upto, wall_ms, RELEASED_AT_ONCE, RELEASED_BYTES)
+            while left:  # what a channel does not take any more goes to another
+                left = await self._release_all(left)
             self._buffer.finish()
 
-    async def _release(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
+    async def _release_all(self, messages: Sequence[DelayedMessage]) -> list[DelayedMessage]:
+        """Append messages to the channels that take them now; returns, in order, those that are for others by then."""
+        await self._patiently(self._targets.settle)
+        by_target: dict[str, list[DelayedMessage]] = {}
+        for message in messages:
+            target = self._targets.target_of(message)
+            if target is not None:
+                by_target.setdefault(target, []).append(message)
+        releases = [self._release(target, batch) for target, batch in by_target.items()]
+        left: list[DelayedMessage] = []
+        for result in await asyncio.gather(*releases, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+            left += result
+        return sorted(left, key=_id)
+
+    async def _release(self, target: str, messages: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
+        """Append messages to a channel; returns those that it may not have, and does not take any more."""
         try:
-            await self._patiently(lambda: self._append(channel, messages))
-            self.counts.released += len(messages)
-            self._released(messages)
+            await self._patiently(lambda: self._targets.append(target, messages))
+        except TopicEpochEnded:
+            return messages
         except (MessageTooLarge, ChannelNotFound) as error:
             if len(messages) > 1:
-                for message in messages:
-                    await self._release(channel, [message])
+                for number, message in enumerate(messages):
+                    if await self._release(target, [message]):
+                        return messages[number:]
             else:
                 reason = str(error)
                 await self._patiently(lambda: self._refused(messages[0], reason))
                 self.counts.refused += 1
-
-    async def _append(self, channel: str, messages: Sequence[DelayedMessage]) -> None:
-        if not self._known(channel):
-            raise ChannelNotFound(f"{channel} is no channel of this owner any more", channel=channel)
-        after = self._owner.source_offset(self._source, channel)
-        records = [(each.id, each.record) for each in messages]
-        await self._owner.append_from(self._source, channel, records, after=after)
+        else:
+            self.counts.released += len(messages)
+            self._released(messages)
+        return ()
 
     # ---- what is needed no more -------------------------------------------------------------------------------------
 
@@ -268,11 +288,8 @@ class Releaser:
             await self._wal.truncate(self._channel, min(needed, known, head.place.id if head is not None else known))
 
     async def _note(self, source: str, offset: bytes) -> None:
-        """Store in the delay channel how far a source has come, of which it gets no messages."""
-        reached = self._owner.source_offset(source, self._channel)
-        if offset > reached:
-            note = [(offset, Record(RecordType.PRODUCERS, body=ProducerTable().pages()[0]))]
-            await self._patiently(lambda: self._owner.append_from(source, self._channel, note, after=reached))
+        """Store in the delay channel how far a source has come."""
+        await self._patiently(lambda: note_offset(self._owner, source, self._channel, offset))
 
     # What is pending and in memory is written again at the channel's end, under the same ids, once enough was read
     # since it was last. So a message that is due in a year keeps no year of the channel, unless it is one of those that
@@ -303,3 +320,7 @@ class Releaser:
         self._read_bytes = 0
         head = DelayHead(self._copied_from, self._buffer.horizon or b"", self._buffer.left_out)
         await self._note(self._source + HEAD, head.to_bytes())
+
+
+def _id(message: DelayedMessage) -> bytes:
+    return message.id

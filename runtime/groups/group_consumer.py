@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
@@ -104,7 +104,7 @@ class GroupConsumer:
         self.on_lost: OnLost | None = None
         self.on_joined: OnJoined | None = None
         self._where: RecordFilter | None = None
-        self._whole: Collection[str] = ()  # channels that are read without it
+        self._whole: Callable[[str], bool] = lambda channel: False  # whether one is read without it
         self._fetchers: dict[str, MemberFetcher] = {}
         self._ready: deque[MemberFetcher] = deque()
         self._committer = MemberCommitter(coordinator, group, id, self._put_back, self._release_if_done)
@@ -176,8 +176,8 @@ class GroupConsumer:
             fetcher.acks_in_flight -= 1
             self._release_if_done(fetcher)
 
-    def read_where(self, where: RecordFilter, whole: Collection[str] = ()) -> None:
-        """Read by `Wal.read_where` from now on, behind what was delivered, but for the channels `whole`."""
+    def read_where(self, where: RecordFilter, whole: Callable[[str], bool] = lambda channel: False) -> None:
+        """Read by `Wal.read_where` from now on, behind what was delivered, but for channels that are `whole`."""
         self._where, self._whole = where, whole
         for fetcher in self._fetchers.values():
             fetcher.where = self._where_of(fetcher.channel)
@@ -185,7 +185,7 @@ class GroupConsumer:
                 fetcher.start_again()
 
     def _where_of(self, channel: str) -> RecordFilter | None:
-        return None if channel in self._whole else self._where
+        return None if self._whole(channel) else self._where
 
     def __aiter__(self) -> GroupConsumer:
         return self

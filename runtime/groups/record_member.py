@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import cast
@@ -64,8 +64,8 @@ class RecordMember(AsyncIterator[RecordPack]):
     they are sent where the log's owner can do that; the group's position goes on over them. It is the group's filter
     then: each position is stored with it, and where a position was moved under another one (of a member without a
     filter, too) iterating raises `GroupFilterMismatch`; from then on this member acknowledges nothing.
-    `change_group_filter` says from where a new one begins; so does `seek` of a member that has it. Of the channels
-    `whole` it leaves out nothing.
+    `change_group_filter` says from where a new one begins; so does `seek` of a member that has it. Of the
+    channels that are `whole` it leaves out nothing.
 
     What is no record, or a damaged one, goes to `on_bad`; without it, it becomes a dead letter of the group (reason
     "record") in the channel `dead_letters`, with the acknowledgement that passes it. The channel goes on in either
@@ -89,11 +89,11 @@ class RecordMember(AsyncIterator[RecordPack]):
         metrics: Metrics | None = None,
         clock: HybridClock | None = None,
         where: str | None = None,
-        whole: Collection[str] = (),
+        whole: Callable[[str], bool] = lambda channel: False,
     ) -> None:
         """Raises `InvalidFilter`, also for a filter of over `MAX_GROUP_FILTER_BYTES`."""
         check_group_filter(where)
-        self._where, self._filter, self._whole = where, filter_of(where), frozenset(whole)
+        self._where, self._filter, self._whole = where, filter_of(where), whole
         self._wal, self._on_bad = wal, on_bad
         self._fences, self._grants = fences or {}, grants
         self._letters = GroupLetters(wal, member.group, dead_letters, clock or HybridClock())
@@ -360,7 +360,7 @@ class RecordMember(AsyncIterator[RecordPack]):
         return channel
 
     def _filter_of(self, channel: str) -> RecordFilter | None:
-        return None if channel in self._whole else self._filter
+        return None if self._whole(channel) else self._filter
 
     def _bad(self, channel: _Channel, name: str, entry: Entry, error: BadRecord) -> None:
         if self._on_bad is not None:

@@ -384,7 +384,7 @@ class Retries(Generic[D]):
             await self._store(unit, Attempts(unit.first, held.made))
             return False
         except OutcomeUnknown:  # it is never written; where the channel is another member's by now, to store this fails
-            held.copy_id, held.due = topic.next_copy_id(), self._now()
+            held.copy_id, held.due = topic.next_copy_id(unit), self._now()
             return False
         except TidewalError as error:
             if error.retryable or error.fields.get("outcome_unknown"):  # it is sent again as the same copy
@@ -457,7 +457,7 @@ class Retries(Generic[D]):
     def _decide_aside(self, held: _Held[D], error: Exception, attempt: int) -> None:
         """Let the first unit go to the retry topic, if there is one that takes it."""
         if self._retry_topic is not None and not held.refused:
-            held.copy_id = self._retry_topic.next_copy_id()
+            held.copy_id = self._retry_topic.next_copy_id(held.units[0])
             held.delay_s, held.due = self._pause_s(attempt, error), self._now()
 
     def _made(self, unit: D) -> int:

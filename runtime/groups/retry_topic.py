@@ -23,8 +23,8 @@ class WithRetryTopic(Protocol[B]):
         """How many attempts were made at `unit` before it came from the retry topic; 0 where it did not."""
         ...
 
-    def next_copy_id(self) -> bytes:
-        """The id of a copy that is about to be sent: of no other one, of any member."""
+    def next_copy_id(self, unit: B, /) -> bytes:
+        """The id of a copy of `unit` that is about to be sent: of no other one, of any member."""
         ...
 
     async def send_to_retry_topic(

@@ -11,6 +11,7 @@ from ..clock import HybridClock
 from ..delays.buffer import BUFFER_BYTES
 from ..delays.delayed import DelayedMessage, cancellation, delay_policy, delayed_record
 from ..delays.releaser import Releaser
+from ..delays.targets import OwnedTargets
 from ..errors import ChannelExists, InvalidRequest, TidewalError
 from ..log.dead_letters import delayed_letter
 from ..log.record import MAX_RECORD_BYTES, Record
@@ -69,7 +70,7 @@ class ProducerDelays:
             self.channel,
             self._clock,
             self._keep,
-            known=lambda channel: channel in owner.channels,
+            OwnedTargets(owner, self.channel, lambda channel: channel in owner.channels),
             buffer_bytes=lambda: BUFFER_BYTES,
         )
         self._releasing = asyncio.create_task(self._release(self._releaser, failed), name=f"delays of {self._name}")

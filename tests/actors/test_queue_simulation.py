@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,11 +172,11 @@ class QueueFaults:
         self.nodes.log_faults.late = 0.0
 
 
-async def _grow(nodes: Nodes, client: Client, topic: str) -> None:
+async def _grow(nodes: Nodes, client: Client, topics: Sequence[str]) -> None:
     while True:
-        await asyncio.sleep(nodes.rng.uniform(1, 5))
+        await asyncio.sleep(nodes.rng.uniform(0.5, 3))
         with suppress(DeadlineExceeded):  # an owner is away
-            await client.alter_topic(topic, nodes.rng.randint(1, 8))
+            await client.alter_topic(nodes.rng.choice(topics), nodes.rng.randint(1, 8))
 
 
 async def _simulate(seed: int, directory: Path) -> None:
@@ -191,7 +191,7 @@ async def _simulate(seed: int, directory: Path) -> None:
             for each in (growing, later, transactions):
                 await stack.enter_async_context(each.running())
             altering = asyncio.ensure_future(
-                _grow(nodes, await stack.enter_async_context(nodes.client()), growing.topic)
+                _grow(nodes, await stack.enter_async_context(nodes.client()), (growing.topic, later.topic))
             )
             try:
                 await faults.happen()

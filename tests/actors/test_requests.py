@@ -105,6 +105,7 @@ def questions(home: Any, collection: Any, node: Any) -> dict[tuple[str, str], di
         ("proxy", "fence_position"): {"group": "g", "channel": "x"},
         ("proxy", "flush"): name,
         ("streamingnode", "append"): {**part(collection, [["x", "x_1v0", {}, 0, 1]]), "to": node.node.incarnation},
+        ("streamingnode", "append_from"): {"to": to["to"], "source": "s", "channel": "x", "after": b"1"},
         ("streamingnode", "flush"): {"id": 99, **to},
         ("streamingnode", "settle"): {"producer": "p", "pseq": 1, "attempt": "x", **to},
         ("streamingnode", "sync"): to,

@@ -20,7 +20,7 @@ from tidewal.actors.client import Client
 from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.delays.delayed import DelayedId
 from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError
-from tidewal.runtime.log.names import delay_channel_of
+from tidewal.runtime.log.names import delay_channel_of, pchannel_of
 from tidewal.runtime.ownership.batch import recorded_source
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
@@ -54,12 +54,15 @@ class DelayTraffic:
     in a partition in the order of due times."""
 
     topic = "t"
+    longest_s = 3.0
+    keys = 10**9
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes = nodes
         self.asked: dict[int, Asked] = {}
         self.got: Counter[int] = Counter()
-        self.places: dict[int, list[bytes]] = {}  # by partition: places in the order of release, as they came
+        self.places: dict[tuple[str, bytes], list[bytes]] = {}  # of a delay channel and a key, as they came
+        self.channels: dict[tuple[str, str], list[bytes]] = {}  # of a delay channel, by pchannel
         self.late_s: dict[int, float] = {}
         self._stopping = False
 
@@ -70,14 +73,15 @@ class DelayTraffic:
         rng, number = self.nodes.rng, 0
         while not self._stopping:
             number += 1
-            after_s = rng.choice([0.0, rng.uniform(0, 0.05), rng.uniform(0, 3)])
+            after_s = rng.choice([0.0, rng.uniform(0, 0.05), rng.uniform(0, self.longest_s)])
             asked_ms = self.now_ms()
             sent = await self._send(client, f"{number}", after_s)
             self.asked[number] = Asked(sent.ids[0], asked_ms + int(1000 * after_s))
             await asyncio.sleep(rng.uniform(0, 0.05))
 
     async def _send(self, client: Client, text: str, after_s: float) -> SendResult:
-        return await client.send(self.topic, text, key=text, deliver_after_s=after_s, deadline_s=120)
+        key = f"{int(text) % self.keys}"
+        return await client.send(self.topic, text, key=key, deliver_after_s=after_s, deadline_s=120)
 
     async def cancel(self, client: Client) -> None:
         """Cancel messages when they are due, or some ms from that."""
@@ -107,8 +111,10 @@ class DelayTraffic:
                             self.got[number] += 1
                             source = recorded_source(record)
                             assert source is not None
-                            self.places.setdefault(pack.partition, []).append(source[1])
+                            self.places.setdefault((source[0], message.key), []).append(source[1])
+                            self.channels.setdefault((source[0], pack.channel), []).append(source[1])
                             assert physical_ms(message.ts) >= physical_ms(message.due_ts)
+                            assert pchannel_of(record.vchannel) == pack.channel
                             self.late_s[number] = (physical_ms(message.ts) - physical_ms(message.due_ts)) / 1000
 
     @asynccontextmanager
@@ -147,7 +153,7 @@ class DelayTraffic:
         assert cancelled.isdisjoint(self.got), "what was cancelled in time does not come"
         assert set(self.got) >= self.awaited, "all else comes"
         assert set(self.got.values()) == {1}, "once"
-        for places in self.places.values():
+        for places in (*self.places.values(), *self.channels.values()):
             assert places == sorted(set(places)), "in the order of due times"
         for number in self.got:
             if number in self.asked:
@@ -197,6 +203,73 @@ async def test_schedule_11_who_releases_is_killed_at_any_step_or_awake_beside_th
         await asyncio.sleep(6)
     traffic.check()
     assert max(traffic.late_s.values()) < 2 * TAKEN_OVER_S + 4
+
+
+class GrowingDelays(DelayTraffic):
+    """Delays over several alterations."""
+
+    longest_s = 12.0
+    keys = 20
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_what_is_pending_follows_a_topic_that_grows_and_shrinks_under_faults(three: Nodes, seed: int) -> None:
+    """While partitions move, and nodes are killed, end, are cut off or stall."""
+    three.rng.seed(seed)
+    traffic = GrowingDelays(three)
+    async with traffic.running(), three.client() as client:
+        altering = asyncio.ensure_future(_alter(three, client, traffic.topic))
+        await asyncio.sleep(1)
+        for away in three.rng.sample(["kill", "end", "cut", "stall", "move", "move"], 6):
+            await asyncio.sleep(three.rng.uniform(0.2, 2))
+            await _go_wrong(three, client, away)
+        await asyncio.sleep(3)
+        altering.cancel()
+        await asyncio.gather(altering, return_exceptions=True)
+        found = await client.describe_topic(traffic.topic)
+        assert found.epoch > 4
+        await asyncio.sleep(traffic.longest_s)
+    traffic.check()
+    async with three.client() as client, asyncio.timeout(120):
+        while True:
+            topic = await client.describe_topic(traffic.topic)
+            over = {each for name, each in topic.delay_channels.items() if topic.places[name][0] < topic.epoch}
+            if topic.settled and over == topic.drained:
+                break
+            await asyncio.sleep(0.5)
+
+
+async def _alter(nodes: Nodes, client: Client, topic: str) -> None:
+    while True:
+        await asyncio.sleep(nodes.rng.uniform(0.2, 3))
+        with suppress(TidewalError):  # an owner is away
+            await client.alter_topic(topic, nodes.rng.randint(1, 6))
+
+
+async def _go_wrong(nodes: Nodes, client: Client, away: str) -> None:
+    name = nodes.rng.choice(sorted(nodes.running))
+    channels = [each for each in nodes.owners() if "-delays_" in each or "-topic_" in each]
+    match away:
+        case "stall":
+            stalled = nodes.rng.sample(channels, len(channels) // 2)
+            nodes.stall(stalled)
+            await asyncio.sleep(nodes.rng.uniform(0.5, 2))
+            nodes.go_on(stalled)
+        case "cut":
+            each = nodes.cut_off(name)
+            await asyncio.sleep(TAKEN_OVER_S + 2)
+            nodes.reconnect(each)
+            await asyncio.wait_for(each.ended.wait(), 60)
+            nodes.running.pop(name)
+            await nodes.start(name)
+        case "move":
+            channel = nodes.rng.choice([each for each in channels if "-topic_" in each])
+            with suppress(TidewalError):
+                await client._rpc.call("mixcoord", "move", {"channel": channel, "node": name})
+        case _:
+            await (nodes.kill(name) if away == "kill" else nodes.end(name))
+            await asyncio.sleep(nodes.rng.uniform(0, 5))
+            await nodes.start(name)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tidewal
 from tidewal import Message
+from tidewal.actors.client import Client
+from tidewal.actors.streamingnode.partition_targets import later_partition
 from tidewal.actors.topics.delayed_sends import id_text, read_id
 from tidewal.actors.topics.messages import pack_messages
+from tidewal.runtime.catalog.topics import Topic
 from tidewal.runtime.clock import add_ms, physical_ms
 from tidewal.runtime.delays.delayed import DELAY_MAX_MS, DelayedId, delay_policy
 from tidewal.runtime.errors import InvalidRequest, TidewalError, TopicNotFound
+from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import decode
+from tidewal.runtime.rows.hashing import hash_key_bytes
 
 
 async def received(member: tidewal.TopicMember, count: int) -> list[tidewal.TopicMessage]:
@@ -204,19 +212,29 @@ async def test_an_id_of_a_dropped_topic_cancels_nothing_of_the_next_one(home) ->
             assert bodies(await received(member, 1)) == [b"y"]
 
 
-async def test_a_topic_that_has_delays_keeps_its_number_of_partitions(home) -> None:
-    async with home.client() as client:
-        topic = await client.create_topic("t", 2)
-        sent = await client.send("t", ["a", "b"], key="k", deliver_after_s=0.5)
-        refused = await home.error_of(client.alter_topic("t", 3))
-        assert isinstance(refused, InvalidRequest)
-        assert "due later" in str(refused)
-        assert "create another topic" in str(refused)
-        assert await client.alter_topic("t", 2) == await client.describe_topic("t"), "it has so many"
-        assert (await client.describe_topic("t")).epochs == topic.epochs
-        assert await client.cancel("t", sent.ids[0])
+async def test_what_is_pending_when_a_topic_grows_comes_in_its_new_partitions(home) -> None:
+    """It is cancelled by its id as before, and what is sent from then on waits with the new partitions."""
+    async with home.node() as node, node.client() as client:
+        old = await client.create_topic("t", 2)
+        messages = [Message(f"{number}", key=f"{number % 5}") for number in range(20)]
+        sent = await client.send("t", messages, deliver_after_s=1)
+        new = await client.alter_topic("t", 3)
+        assert new.delays
+        later = await client.send("t", "later", key="1", deliver_after_s=1.5)
+        assert read_id(later.ids[0])[0] in set(new.pchannels) - set(old.pchannels)
+        assert await client.cancel("t", sent.ids[7])
         async with await client.subscribe("t", "g") as member:
-            assert bodies(await received(member, 1)) == [b"b"]
+            got = await received(member, 20)
+        by_key: dict[bytes, list[bytes]] = {}
+        for each in got:
+            assert each.partition == hash_key_bytes(each.key) % 3
+            by_key.setdefault(each.key, []).append(bytes(each.body))
+        left = {b"%d" % key: [b"%d" % n for n in range(key, 20, 5) if n != 7] for key in range(5)}
+        left[b"1"].append(b"later")
+        assert by_key == left
+        assert not await client.cancel("t", sent.ids[8]), "it is there already"
+        await client.drop_topic("t")
+        assert not [name for name in await node.wal.channels() if "-topic_" in name or "-delays_" in name]
 
 
 async def test_a_topic_that_was_altered_has_delays_in_its_last_partitions(home) -> None:
@@ -248,11 +266,95 @@ async def test_a_delayed_message_for_an_epoch_that_is_over_is_refused_and_writte
         assert isinstance(await home.error_of(client._rpc.call("proxy", "send", *late)), InvalidRequest)
         sent = await client.send("t", "last", deliver_after_s=1)
         assert isinstance(await home.error_of(client._rpc.call("proxy", "send", *late)), InvalidRequest)
-        of_message = {"channel": read_id(sent.ids[0])[0], "message": read_id(sent.ids[0])[1]}
+        cancelled = await client.send("t", "cancelled", deliver_after_s=1)
+        channel, message = read_id(cancelled.ids[0])
+        of_message = {"channel": channel, "message": message}
         cancel = client._rpc.call("proxy", "cancel", {**request, "pseq": 3, **of_message})
-        assert isinstance(await home.error_of(cancel), InvalidRequest)
+        assert (await cancel).values == {"cancelled": True}, "whatever epoch the client knows"
         async with await client.subscribe("t", "g") as member:
             assert bodies(await received(member, 1)) == [b"last"]
+        assert sent.ids
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_an_epoch_stays_while_messages_are_pending_there(home) -> None:
+    """Also over several alterations, when its retention has passed; then it goes with its delay channels."""
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("t", 2, retention_s=20)
+        sent = await client.send("t", [Message(f"{n}", key=f"{n}") for n in range(12)], deliver_after_s=100)
+        for partitions in (5, 3):
+            await client.alter_topic("t", partitions)
+            await asyncio.sleep(30)
+        found = await client.describe_topic("t")
+        assert (found.first_epoch, found.epoch) == (1, 3)
+        assert found.drained == {found.delay_channels[each] for each, (epoch, _) in found.places.items() if epoch == 2}
+        assert await client.cancel("t", sent.ids[3])
+        async with await client.subscribe("t", "g") as member:
+            got = await received(member, 11)
+        assert sorted(bodies(got)) == sorted(b"%d" % n for n in range(12) if n != 3)
+        assert {each.partition for each in got} == {hash_key_bytes(each.key) % 3 for each in got}
+        assert max(physical_ms(each.ts) - physical_ms(each.due_ts) for each in got) < 50
+        await asyncio.sleep(30)
+        found = await client.describe_topic("t")
+        assert (found.first_epoch, found.drained) == (3, frozenset())
+        left = {name for name in await node.wal.channels() if "-topic_" in name or "-delays_" in name}
+        assert left == set(found.owned_channels)
+        assert isinstance(await home.error_of(client.cancel("t", sent.ids[4])), InvalidRequest)
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_what_is_sent_while_a_topic_is_altered_is_there_once(home, rng: random.Random) -> None:
+    """Calls for several partitions, of clients that know an epoch before: each message has an id, and each id cancels
+    its message."""
+    async with home.node() as node, node.client() as client, node.client() as stale:
+        await client.create_topic("t", 3)
+        ids: dict[bytes, str] = {}
+
+        async def send(by: Client, first: int) -> None:
+            for number in range(first, first + 400, 20):
+                messages = [Message(f"{each}", key=f"{each % 9}") for each in range(number, number + 20)]
+                sent = await by.send("t", messages, deliver_after_s=rng.uniform(2, 4))
+                ids.update({bytes(each.body, "ascii"): id for each, id in zip(messages, sent.ids, strict=True)})
+                await asyncio.sleep(rng.uniform(0, 0.05))
+
+        async def alter() -> None:
+            for _ in range(6):
+                await client.alter_topic("t", rng.randint(1, 6))
+                await asyncio.sleep(rng.uniform(0, 0.1))
+
+        await asyncio.gather(send(client, 0), send(stale, 1000), alter())
+        assert len(set(ids.values())) == 800
+        gone = set(rng.sample(sorted(ids), 200))
+        for body in gone:
+            assert await rng.choice([client, stale]).cancel("t", ids[body])
+        async with await client.subscribe("t", "g") as member:
+            got = await received(member, 600)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(member), 5)
+        assert sorted(bodies(got)) == sorted(ids.keys() - gone)
+
+
+@given(
+    counts=st.lists(st.integers(1, 12), min_size=2, max_size=6),
+    key=st.binary(max_size=4),
+    number=st.none() | st.integers(0, 11),
+)
+def test_the_later_partition_of_a_message_follows_the_one_before(counts: list[int], key: bytes, number: int | None):
+    """Whether it was placed by its key or otherwise: so what an epoch gets of a key stands behind what the one before
+    has."""
+    epochs = tuple(
+        tuple(f"p-topic_1_e{epoch}_{n}_1v{n}" for n in range(count)) for epoch, count in enumerate(counts, 1)
+    )
+    topic = Topic(1, "t", epochs, 0)
+    placed = hash_key_bytes(key) if number is None else number
+    first = before = pchannel_of(epochs[0][placed % counts[0]])
+    for epoch in range(2, len(epochs) + 1):
+        later = later_partition(topic, first, key, epoch)
+        assert topic.places[later][0] == epoch
+        assert before in topic.predecessors(later)
+        if number is None:
+            assert later == pchannel_of(epochs[epoch - 1][placed % counts[epoch - 1]])
+        before = later
 
 
 @pytest.mark.asyncio(loop_factories=["memory"])

@@ -347,6 +347,72 @@ async def test_copies_of_unknown_outcome_are_sent_again_and_come_once(home) -> N
         assert script.attempts == {b"fail:1": [0, 1]}
 
 
+@virtual
+@pytest.mark.parametrize("step", ["before the copy", "behind the copy"])
+async def test_a_copy_that_is_sent_again_behind_a_growth_comes_once(home, step) -> None:
+    """The retry topic is altered between two attempts at one copy: what the first has written stays in the epoch that
+    is over."""
+    script = Script()
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "fail:1", key="k")
+        member = await client.subscribe("orders", "billing", retry_topic=True)
+        send = member.send_to_retry_topic
+
+        async def dying(unit, /, **options):
+            if step == "behind the copy":
+                await send(unit, **options)
+            raise Died
+
+        member.send_to_retry_topic = dying
+        with pytest.raises(Died):
+            await tidewal.process(member.wal, member, script, EXACTLY, retry=POLICY)
+        await member.aclose()
+        for partitions in (3, 2):
+            await client.alter_topic("orders.retry.billing", partitions)
+        await working(client, script, 1, semantics=EXACTLY)
+        assert script.attempts == {b"fail:1": [0, 1]}, "the original was handled again, or two copies came"
+
+
+@virtual
+async def test_copies_follow_a_retry_topic_that_is_altered(home, rng: random.Random) -> None:
+    """While members work; nothing of it is lost, doubled, or kept out by the group's filter."""
+    script, count = Script(), 60
+    async with home.node() as node, node.client() as client, node.client() as other:
+        await client.create_topic("orders", 3)
+
+        async def send() -> None:
+            for number in range(count):
+                await other.send("orders", f"fail:1:{number}", key=f"{number % 7}", tags={"n": number})
+                await elapse(0.1)
+
+        async def alter() -> None:
+            while True:
+                await elapse(0.7)
+                await other.alter_topic("orders.retry.billing", rng.randint(1, 4))
+
+        async with await client.subscribe("orders", "billing", retry_topic=True, where="n >= 0") as member:
+            tasks = [asyncio.create_task(send()), asyncio.create_task(alter()), process_of(member, script)]
+            async with asyncio.timeout(60):
+                await script.succeeded(count)
+                await elapse(3.0)
+            for task in tasks:
+                await stopped(task)
+        assert (await client.describe_topic("orders.retry.billing")).epoch > 4
+        assert script.attempts == {b"fail:1:%d" % number: [0, 1] for number in range(count)}
+
+
+@virtual
+async def test_a_retry_topic_gets_as_many_partitions_as_its_topic_up_to_four(home) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        for partitions, expected in ((1, 1), (3, 3), (2, 3), (8, 4)):
+            await client.alter_topic("orders", partitions)
+            async with await client.subscribe("orders", "billing", retry_topic=True):
+                found = await client.describe_topic("orders.retry.billing")
+                assert (len(found.partitions), found.delays) == (expected, True)
+
+
 class BehindClock:
     """A machine's clock that is set back between two members, or stands still."""
 

@@ -209,7 +209,7 @@ def test_one_epoch_comes_at_a_time_and_a_dropped_topic_gets_none() -> None:
         catalog.apply({"kind": "epoch_ready", "id": 1, "epoch": 2})
 
 
-def test_delays_are_of_the_last_epoch_which_has_begun_and_no_epoch_comes_behind_them() -> None:
+def test_delays_are_of_the_last_epoch_which_has_begun_and_of_all_that_come() -> None:
     catalog = Catalog()
     created(catalog, topic())
     new = altered(catalog, 2, 3, ready=False)
@@ -225,8 +225,6 @@ def test_delays_are_of_the_last_epoch_which_has_begun_and_no_epoch_comes_behind_
     for each in new:
         said(catalog, "partition_begun", each)
     catalog.apply({"kind": "delay_topic", "id": 1})
-    with pytest.raises(PreconditionFailed):
-        altered(catalog, 3, 4)
     delays = {delay_channel_of(each): each for each in new}
     assert catalog.topics.partition_of == delays
     assert catalog.pchannels == {*CHANNELS, *new, *delays}
@@ -237,6 +235,24 @@ def test_delays_are_of_the_last_epoch_which_has_begun_and_no_epoch_comes_behind_
     catalog.apply({"kind": "epoch_retired", "id": 1, "epoch": 1})
     assert catalog.pchannels == {*new, *delays}
     assert {catalog.topics.of_channel(each) for each in delays} == {catalog.topics.ready("orders")}
+    last = altered(catalog, 3, 2)
+    later = {delay_channel_of(each): each for each in last}
+    assert catalog.topics.partition_of == delays | later
+    assert catalog.pchannels == {*new, *delays, *last, *later}
+    granted(catalog, *delays, *last, *later)
+    with pytest.raises(PreconditionFailed):
+        said(catalog, "delays_drained", next(iter(delays)), node="n-2")
+    for each in delays:
+        said(catalog, "delays_drained", each)
+    assert catalog.topics.ready("orders").drained == set(delays)
+    assert Topic.from_wire(catalog.topics.ready("orders").to_wire()) == catalog.topics.ready("orders")
+    catalog.apply({"kind": "retire_epoch", "id": 1, "epoch": 2})
+    assert catalog.pchannels == {*last, *later}
+    assert all(catalog.topics.ready("orders").is_to_go(each) for each in (*new, *delays))
+    catalog.apply({"kind": "epoch_retired", "id": 1, "epoch": 2})
+    assert catalog.channels.keys() == {*last, *later}
+    assert {catalog.topics.of_channel(each) for each in (*new, *delays)} == {None}
+    assert catalog.topics.ready("orders").drained == frozenset()
     catalog.apply({"kind": "drop_topic", "id": 1})
     catalog.apply({"kind": "topic_dropped", "id": 1})
     assert not catalog.channels

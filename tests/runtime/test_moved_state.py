@@ -47,7 +47,8 @@ TOPIC = {
     "begun": [],
     "unhashed": [],
     "retiring": False,
-    "delays": False,
+    "delays_from": 0,
+    "drained": [],
 }
 MEMBER = {
     "incarnation": "n-1",

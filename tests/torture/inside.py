@@ -25,7 +25,7 @@ from tidewal.runtime.log.wal import Payload, Wal
 COPIES = "copies"  # the topic into which Spark copies the ids of NUMBERS
 CHANNELS = 4
 TOPIC = "messages"  # of as many partitions as there are channels
-LATER = "later"  # the topic of messages that are due later, of as many partitions
+LATER = "later"  # the topic of messages that are due later, which gets other numbers of partitions, too
 GROWING = "growing"  # the topic that gets more partitions and fewer, as many at most
 BRISK = MaintenancePace(turn_s=1, checkpoint_blocks=100, run_blocks=100)  # so that a round has many of each
 FULL = "disk-is-full"  # a file of this name beside the log makes the disk full

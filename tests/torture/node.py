@@ -26,10 +26,11 @@ async def main(url: str, tables: str) -> None:
             await wal.create_channel(COPIES, ChannelPolicy())
             for schema in (NUMBERS, THINGS):
                 await client.create_collection(schema, shards=2)
-            for topic in (TOPIC, LATER):
-                await client.create_topic(topic, CHANNELS)
-            if GROWING not in {each.name for each in await client.list_topics()}:  # else with any number of them
-                await client.create_topic(GROWING, 1)
+            await client.create_topic(TOPIC, CHANNELS)
+            there = {each.name for each in await client.list_topics()}
+            for topic, partitions in ((LATER, CHANNELS), (GROWING, 1)):
+                if topic not in there:  # else with any number of them
+                    await client.create_topic(topic, partitions)
             tell("ready")
             stopped, failed = asyncio.create_task(stopping.wait()), asyncio.create_task(node.failed())
             await asyncio.wait([stopped, failed], return_when=asyncio.FIRST_COMPLETED)

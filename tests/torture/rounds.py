@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from tidewal.runtime.errors import BadRecord, TidewalError, TopicNotFound
 from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import Record, RecordType, decode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry, From, FromId, Wal
+from tidewal.runtime.ownership.batch import SOURCE
 from tidewal.runtime.streams.channel_reader import ChannelReader
 from tidewal.runtime.testing.histories import history_checks as checks
 from tidewal.runtime.testing.histories.client_history import ClientCall, load_calls
@@ -307,8 +308,9 @@ class Run:
     async def _grow(self, rng: random.Random) -> None:
         """Give a topic another number of partitions; where the call fails it may get them yet."""
         try:
-            topic = await self._client.alter_topic(GROWING, rng.randint(1, CHANNELS), deadline_s=DEADLINE_S)
-            self._say(f"           to {len(topic.partitions)} partitions, epoch {topic.epoch}")
+            name = rng.choice((GROWING, LATER))
+            topic = await self._client.alter_topic(name, rng.randint(1, CHANNELS), deadline_s=DEADLINE_S)
+            self._say(f"           {name} to {len(topic.partitions)} partitions, epoch {topic.epoch}")
         except TidewalError as error:
             self._say(f"           {error!r}")
 
@@ -464,11 +466,14 @@ class Run:
         return found
 
     async def _released(self, this: Round) -> list[list[checks.ReleasedMessage]]:
-        """By partition the messages that were due later, as they were put into it."""
-        return [
-            [checks.ReleasedMessage(bytes(each.body).decode(), due_of(each), each.ts) for each in records]
-            for records in await self._sent(this, LATER)
-        ]
+        """By partition, and the delay channel from which they came, the messages that were due later, as they were put
+        into it."""
+        found: dict[tuple[int, str], list[checks.ReleasedMessage]] = defaultdict(list)
+        for number, records in enumerate(await self._sent(this, LATER)):
+            for each in records:
+                released = checks.ReleasedMessage(bytes(each.body).decode(), due_of(each), each.ts)
+                found[number, str(each.tags[SOURCE])].append(released)
+        return list(found.values())
 
     async def _compare_rows(
         self, this: Round, operations: list[ClientCall], sent: Sequence[Sequence[Record]]

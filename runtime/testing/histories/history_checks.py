@@ -147,7 +147,8 @@ class ReleasedMessage:
 
 def delayed(calls: Sequence[ClientCall], partitions: Iterable[Sequence[ReleasedMessage]]) -> list[str]:
     """Once all are due: each message is there once, never early, in each partition in the order of due times, unless it
-    was cancelled in time; then it is not there."""
+    was cancelled in time; then it is not there. Of a partition that messages of several epochs come into, each of these
+    has an order of its own, and is given by itself."""
     cancels: dict[str, list[bool | None]] = defaultdict(list)  # by payload the answers; None: of unknown outcome
     for call in calls:
         if call.kind == "cancel" and call.outcome != "refused":
