@@ -34,19 +34,26 @@ class StoredState:
 @dataclass(frozen=True, slots=True)
 class ConsistentLine:
     """`time` is that of the line. `ends` has the channels of nodes, and the last entry of each that the replica had
-    when the line was drawn, b"" for none: of these, what lies above the time is not of the line. Other channels have no
-    such time. `states` are those of the nodes, by channel, with ids of the replica, and `groups` the positions in the
+    when the line was drawn, b"" for none: of these, what lies above the time is not of the line. Others whose names
+    begin with `prefix`, as those of nodes do, came above it, or are being removed. Programs' channels have no such
+    time. `states` are those of the nodes, by channel, with ids of the replica, and `groups` the positions in the
     replica that groups had before the line, by group and channel."""
 
     time: int
+    prefix: str
     ends: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     states: Mapping[str, StoredState] = field(default_factory=dict[str, StoredState])
     groups: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, "Mapping[str, bytes]"])
+
+    def is_of_nodes(self, channel: str) -> bool:
+        """Whether nodes own or write the channel: it is not of the line where it is not in `ends`."""
+        return channel in self.ends or channel.startswith(self.prefix)
 
     def to_wire(self) -> dict[str, Any]:
         """The wire form, for JSON."""
         return {
             "time": self.time,
+            "prefix": self.prefix,
             "ends": {name: id.hex() for name, id in self.ends.items()},
             "states": {
                 name: [
@@ -68,6 +75,7 @@ class ConsistentLine:
         try:
             return cls(
                 int(wire["time"]),
+                str(wire["prefix"]),
                 {name: bytes.fromhex(id) for name, id in wire["ends"].items()},
                 {
                     name: StoredState(

@@ -16,6 +16,7 @@ from ..log.migration_state import MigrationPhase, migration_state
 from ..log.redaction import shown_url
 from ..log.replication_state import ReplicatedChannel, ReplicationPhase, ReplicationState, ReplicationStates, new_id
 from ..log.wal import Entry, Wal
+from ..migration.channel_copy import stored_entries
 from ..migration.migration import OnProgress, migrate
 from ..migration.migration_run import SETTLE_S
 from ..migration.node_tables import NodeTables
@@ -41,8 +42,8 @@ async def promote_at_line(
     """Bring what the replica `target` of a log of nodes has up to its line to the empty log `new`, where nodes go on
     with their `tables`, and let the replica say that it is promoted, and was replaced by that log. What a table has
     above the line is removed from it; of the collections `dropped`, which came to an end above the line, the tables are
-    gone. The other parameters are those of `migrate`. May be repeated after an error, or
-    taken back with `cancel_migration` until `new` has everything. Returns what the replica says then.
+    gone. The other parameters are those of `migrate`. May be repeated after an error, or taken back with
+    `cancel_migration` until `new` has everything. Returns what the replica says then.
 
     Raises `InvalidRequest` for a log that is no such replica, or is promoted already, `Unavailable` where it has no
     line yet, `Fenced` where a replicator claims it meanwhile, and as `migrate` does."""
@@ -80,7 +81,7 @@ async def promote_at_line(
     channels: dict[str, ReplicatedChannel] = {}
     for name in await target.channels():
         info = await target.describe(name)
-        if not is_own(name) and name not in line.ends and not info.policy.ephemeral:
+        if not is_own(name) and not line.is_of_nodes(name) and not info.policy.ephemeral:
             channels[name] = await counted_place(target, info, state.channels.get(name, ReplicatedChannel()))
     return await mark_promoted(target, channels, claim, replace(line, states={}, groups={}).to_wire())
 
@@ -101,8 +102,12 @@ def line_of(state: ReplicationState) -> ConsistentLine:
 async def left_out(target: Wal, state: ReplicationState) -> AsyncIterator[tuple[str, Entry]]:
     """What the replica, whose `state` this is, has above its line: the channel and each entry."""
     line = line_of(state)
-    for name in sorted(line.ends.keys() & set(await target.channels())):
-        async for entry in entries_above(target, await target.describe(name), line.time):
+    for name in await target.channels():
+        info = await target.describe(name)
+        if is_own(name) or not line.is_of_nodes(name) or info.policy.ephemeral:
+            continue
+        above = entries_above(target, info, line.time) if name in line.ends else stored_entries(target, info)
+        async for entry in above:
             yield name, entry
 
 

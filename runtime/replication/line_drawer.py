@@ -149,7 +149,8 @@ class LineDrawer:
             group: {name: there for name, (_, there) in positions.items()} for group, positions in begun.groups.items()
         }
         self._begun = None
-        return ConsistentLine(time, {name: places[name].target for name in cut}, states, groups), begun.kept
+        ends = {name: places[name].target for name in cut}
+        return ConsistentLine(time, f"{self._names.prefix}-", ends, states, groups), begun.kept
 
     async def _time(
         self,

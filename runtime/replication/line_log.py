@@ -111,8 +111,9 @@ class LineLog(ReadOnlyWal):
 
     async def channels(self) -> list[str]:
         await self._check()
-        there = [name for name in await self._wal.channels() if not is_replication_channel(name)]
-        return sorted({*there, *self._states})
+        there = {name for name in await self._wal.channels() if not is_replication_channel(name)}
+        later = {name for name in there if self.line.is_of_nodes(name) and name not in self.line.ends}
+        return sorted((there - later) | self._states.keys())
 
     async def describe(self, channel: str) -> ChannelInfo:
         if channel in self._states:

@@ -71,7 +71,7 @@ def test_an_announced_time_counts_once_the_replica_has_its_record() -> None:
 
 def test_a_line_goes_through_its_wire_form() -> None:
     line = ConsistentLine(
-        7, {"c": b"\1"}, {"s": StoredState(ChannelPolicy(retention_s=None), [(5, b"x")])}, {"g": {"c": b""}}
+        7, "by-dev-", {"c": b"\1"}, {"s": StoredState(ChannelPolicy(retention_s=None), [(5, b"x")])}, {"g": {"c": b""}}
     )
     assert ConsistentLine.from_wire(line.to_wire()) == line
     assert ConsistentLine.from_wire({}) is None
