@@ -22,6 +22,7 @@ from ..runtime.log.replication_state import ReplicationPhase, ReplicationState, 
 from ..runtime.log.wal import Wal
 from ..runtime.metrics.metrics import Metrics
 from ..runtime.metrics.server import Health, MetricsServer
+from ..runtime.replication.forced_promotion import line_of, promote_at_line
 from ..runtime.replication.promotion import (
     forget_replica,
     forget_source,
@@ -38,7 +39,7 @@ from .connect import completed
 from .open_log import LogUrl, opened, shown_time
 from .owned_log import owned_log
 from .results import AsJson
-from .salvage_file import check_new, write_salvaged
+from .salvage_file import check_new, write_left_out, write_salvaged
 
 NODE_ID = "replicator"  # in the labels of its metrics
 RETRY_S = 3.0  # from an error that may pass to the next attempt
@@ -92,12 +93,20 @@ def promote(
     force: Annotated[
         bool, typer.Option("--force", help="The source cannot be reached: use what the replica has.")
     ] = False,
+    to: Annotated[
+        str,
+        typer.Option(help="With --force, of a log of nodes: an empty log, to which goes what the replica has."),
+    ] = "",
     tables: Annotated[
         str,
         typer.Option(
             help="Where nodes have the tables that they fill from the source: a directory (DATA/tables) or a URL."
         ),
     ] = "",
+    dropped: Annotated[
+        list[str] | None,
+        typer.Option(help="With --to: a collection that was dropped behind what goes there, whose table is gone."),
+    ] = None,
     salvage: Annotated[
         Path | None,
         typer.Option(help="Write what the source has and the replica has not into this new file, JSON lines."),
@@ -113,23 +122,34 @@ def promote(
     program may have either open. With --force the replica comes into use with what it has, and keeps how far that is;
     when the source is back, the same command with --from and --salvage fences it, and writes what it had beyond. Where
     it will not come back, --forget gives that up. Nodes are stopped before, and started on the replica afterwards, with
-    the tables that they have filled; their replica is promoted with --from alone. Exits with 0 when the replica is in
-    use.
+    the tables that they have filled. With --force the replica of their log goes to an empty one, --to, up to the last
+    time up to which all of its channels are complete; the tables go back to that time, and --salvage writes what the
+    replica has above it. Exits with 0 when the replica, or that log, is in use.
     """
-    url, source = _absolute(url), _absolute(source)
+    url, source, to = _absolute(url), _absolute(source), _absolute(to)
     if bool(source) + force + forget != 1:
         raise InvalidRequest(
             "give --from, the source, or --force where it cannot be reached, or --forget behind that", argument="from"
         )
     _check_two(source, url)
-    if tables and not source:
-        raise InvalidRequest("--tables go on with the replica of a log of nodes: give --from", argument="tables")
-    if salvage is not None and not source:
+    if to and not force:
+        raise InvalidRequest("--to is given with --force: with --from the replica itself comes into use", argument="to")
+    if to == url:
+        raise InvalidRequest("--to is the replica itself: give the URL of an empty log", argument="to")
+    if tables and not (source or to):
+        raise InvalidRequest(
+            "--tables go on with the replica of a log of nodes: give --from, or --force and --to", argument="tables"
+        )
+    if dropped and not to:
+        raise InvalidRequest("--dropped is given with --force and --to", argument="dropped")
+    if salvage is not None and not (source or to):
         raise InvalidRequest("--salvage reads the source: give --from", argument="salvage")
     if salvage is not None:
         check_new(salvage)
     if forget:
         fields = completed(_forgotten(url))
+    elif to:
+        fields = completed(_promoted_at_line(url, to, tables, frozenset(dropped or ()), salvage))
     else:
         fields = completed(_promoted_alone(url) if force else _promoted(url, source, tables, salvage))
     typer.echo(json.dumps(fields, indent=2) if as_json else _text(fields))
@@ -158,7 +178,9 @@ async def _replicated(source: str, to: str, metrics_port: int) -> None:
                     if not begun:
                         typer.echo(f"replicating {shown_url(source)} to {shown_url(to)}", err=True)
                     begun, failed = True, ""
-                    await Replicator(old, new, source, lag=lag).run()
+                    given = load_settings().common.pre_created_topic
+                    heartbeats = given.timeticker if given.enabled else ""
+                    await Replicator(old, new, source, lag=lag, heartbeats=heartbeats).run()
             except TidewalError as error:
                 if not (error.retryable and begun):
                     raise
@@ -236,6 +258,23 @@ async def _promoted(url: str, source: str, tables: str, salvage: Path | None) ->
         return fields
 
 
+async def _promoted_at_line(
+    url: str, to: str, tables: str, dropped: frozenset[str], salvage: Path | None
+) -> dict[str, Any]:
+    def on_progress(line: str) -> None:
+        typer.echo(line, err=True)
+
+    moved = MovedTables(open_tables(tables)) if tables else None
+    async with owned_log(url) as replica:
+        line_of(await replica_of(replica))
+        async with owned_log(to, create=True) as new:
+            state = await promote_at_line(replica, new, url, to, tables=moved, dropped=dropped, on_progress=on_progress)
+        fields = {**_fields(state), "to": shown_url(to)}
+        if salvage is not None:
+            fields["salvaged"] = await write_left_out(replica, state, salvage)
+        return fields
+
+
 async def _promoted_alone(url: str) -> dict[str, Any]:
     async with owned_log(url) as new:
         await replica_of(new)
@@ -279,6 +318,7 @@ def _fields(state: ReplicationState) -> dict[str, Any]:
         "id": state.log_id,
         "other": state.other,
         "of_node": state.of_node,
+        "line": shown_time(state.line["time"]) if state.line else None,
         "channels": channels,
     }
 
@@ -289,6 +329,10 @@ def _text(fields: dict[str, Any]) -> str:
         lines.append(f"id {fields['id']}")
     if fields["of_node"]:
         lines.append("a log of nodes")
+    if fields["line"] is not None:
+        lines.append(f"complete up to {fields['line']}")
+    if "to" in fields:
+        lines.append(f"{fields['to']} goes on")
     for name, each in fields["channels"].items():
         lag = f", lacks {each['lag_entries']:,} entries" if "lag_entries" in each else ""
         halted = f", halted: {each['halted']}" if each["halted"] else ""

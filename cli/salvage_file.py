@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -12,7 +12,8 @@ from typing import TextIO
 from ..runtime.errors import InvalidRequest
 from ..runtime.file_sync import sync_file, sync_path
 from ..runtime.log.replication_state import ReplicationState
-from ..runtime.log.wal import Wal
+from ..runtime.log.wal import Entry, Wal
+from ..runtime.replication.forced_promotion import left_out
 from ..runtime.replication.promotion import release_source
 from ..runtime.replication.salvage import unreplicated_entries
 
@@ -32,13 +33,22 @@ async def write_salvaged(source: Wal, state: ReplicationState, file: Path) -> in
     """Write what the promoted replica, whose `state` this is, does not have of `source`: a line of JSON for each entry.
     How many. The file is whole and durable when it is there, and `source` holds the entries until then. Raises
     `InvalidRequest` where it is there already or cannot be written, and errors of the log."""
-    try:
-        with _new_file(file) as lines:
-            count = await _write(source, state, lines)
-    except OSError as error:
-        raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}", argument="salvage") from error
+    count = await _written(unreplicated_entries(source, state), file)
     await release_source(source, state)
     return count
+
+
+async def write_left_out(target: Wal, state: ReplicationState, file: Path) -> int:
+    """`write_salvaged` of what the promoted replica `target` has above its line."""
+    return await _written(left_out(target, state), file)
+
+
+async def _written(entries: AsyncIterator[tuple[str, Entry]], file: Path) -> int:
+    try:
+        with _new_file(file) as lines:
+            return await _write(entries, lines)
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be written: {error.strerror or error}", argument="salvage") from error
 
 
 @contextmanager
@@ -64,9 +74,9 @@ def _new_file(file: Path) -> Generator[TextIO]:
         partial.unlink(missing_ok=True)
 
 
-async def _write(source: Wal, state: ReplicationState, lines: TextIO) -> int:
+async def _write(entries: AsyncIterator[tuple[str, Entry]], lines: TextIO) -> int:
     count = 0
-    async for channel, entry in unreplicated_entries(source, state):
+    async for channel, entry in entries:
         payload = base64.b64encode(entry.payload).decode()
         line = {"channel": channel, "id": entry.id.hex(), "timestamp": entry.timestamp, "payload": payload}
         lines.write(json.dumps(line) + "\n")

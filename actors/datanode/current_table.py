@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import RemoveAction
 
 from ...runtime.errors import InvalidRequest, InvalidSchema, Unavailable
 from ...runtime.tables.table_metadata import commit_name, newest_own_commit, transaction_of
@@ -90,6 +91,29 @@ class CurrentTable:
         kept_h = self.location.retention_h if retention_h is None else retention_h
         with storage_errors(self.location):
             return len(vacuum_table(self.location, self._table, kept_h, CommitProperties()))
+
+    def begin_anew(self) -> None:
+        """Remove all rows, durably: the log's table has gone back, and compaction begins at its first row. Raises
+        `Unavailable` where another process writes the table."""
+        with storage_errors(self.location):
+            self._table.update_incremental()
+            version, now_ms = self._table.version(), time.time_ns() // 1_000_000
+            if not self._table.transaction_version(_APP):
+                return
+            files = pa.table(self._table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
+            try:
+                self._table.create_write_transaction(
+                    [RemoveAction(str(file["path"]), True, now_ms, int(file["size_bytes"]), {}) for file in files],
+                    "append",
+                    self._table.schema(),
+                    commit_properties=CommitProperties(
+                        max_commit_retries=0, app_transactions=[Transaction(_APP, 0, now_ms)]
+                    ),
+                    post_commithook_properties=NO_HOOKS,
+                )
+            except CommitFailedError as error:
+                raise Unavailable(f"{self.location} is written to: stop the nodes", path=self.location.uri) from error
+            self.location.sync([commit_name(version + 1)])
 
     def merge(self, changes: NewestVersions, t: int) -> bool:
         """Merge `changes`, the newest versions between the table's T and `t`, and move it to `t`, in one commit.

@@ -50,6 +50,7 @@ from .delta_files import (
     write_parquet,
 )
 from .file_joining import StoredFile, files_of, groups_to_join, join
+from .file_trimming import rows_upto
 from .row_versions import stored_schema, to_versions, version_schema
 
 R = TypeVar("R")
@@ -183,8 +184,9 @@ class LogTable:
 
     def move(self, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
         """Let these be the positions in the place of those `before`, by vchannel: the log was migrated to another one.
-        T and rows stay. On return that is durable; where it was done before nothing is. Raises `CorruptLog` where the
-        table has other positions, and as `flush` does."""
+        T and rows stay, but where a timestamp falls: the table goes back to it, without the rows above. On return that
+        is durable; where it was done before nothing is. Raises `CorruptLog` where the table has other positions, and as
+        `flush` does."""
 
         def attempt() -> None:
             found = self._read_positions()
@@ -196,7 +198,9 @@ class LogTable:
                     "the log has written to it",
                     path=self.location.uri,
                 )
-            self._commit([], {}, after)
+            ends = {name: at.timestamp for name, at in after.items() if at.timestamp < before[name].timestamp}
+            actions = rows_upto(self.location, self._table, self._stored, ends, self._statistics) if ends else []
+            self._commit(actions, ends, after)
 
         with self._lock, storage_errors(self.location):
             self._refresh()

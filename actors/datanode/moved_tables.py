@@ -7,8 +7,9 @@ from functools import partial
 
 from ...runtime.errors import InvalidRequest
 from ...runtime.streams.messages import Position
-from ...runtime.tables.table_store import LOG, TableStore
+from ...runtime.tables.table_store import CURRENT, LOG, TableStore
 from ..node import RunBlocking, in_thread
+from .current_table import CurrentTable
 from .delta_errors import storage_errors
 from .log_table import LogTable
 
@@ -38,7 +39,12 @@ class MovedTables:
             return {table.collection for table in self._tables.tables() if table.name == LOG and table.exists()}
 
     def _move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
-        self._log(collection).move(before, after)
+        log, place = self._log(collection), self._tables.table(collection, CURRENT)
+        if log.positions() == before and place.exists():
+            current, end = CurrentTable.open(place), min((at.timestamp for at in after.values()), default=0)
+            if current.t > end:
+                current.begin_anew()  # it has rows that the log's table is to have no more
+        log.move(before, after)
 
     def _log(self, collection: str) -> LogTable:
         return LogTable.open(self._tables.table(collection, LOG))

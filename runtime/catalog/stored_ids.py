@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, TypeAlias
 
 IdIn: TypeAlias = Callable[[str, bytes], bytes]
@@ -43,3 +43,45 @@ def _collection(wire: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
 
 def _topic(wire: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
     return {**wire, "ends": {name: (id_in(name, id), ts) for name, (id, ts) in wire["ends"].items()}}
+
+
+def without_later(
+    snapshot: Mapping[str, Any], is_later: Callable[[str, bytes], bool], unbegun: Set[str]
+) -> dict[str, Any]:
+    """A snapshot of the catalog without what it says of entries for which `is_later`, called with their channels and
+    ids, is true, and without the beginnings of the partitions `unbegun`: as if those that have written it had not come
+    so far. A collection that begins there is about to be created."""
+
+    def kept(channel: str, id: bytes) -> bool:
+        return not (id and is_later(channel, id))
+
+    replaced = dict(snapshot)
+    replaced["channels"] = {
+        name: (
+            *(owner, term, limit, previous, checkpoint if kept(name, checkpoint) else b""),
+            {number: id for number, id in fences.items() if kept(name, id)},
+            *rest,
+        )
+        for name, (owner, term, limit, previous, checkpoint, fences, *rest) in snapshot["channels"].items()
+    }
+    replaced["collections"] = [
+        wire if _begins(wire, kept) else {**wire, "state": "creating", "beginning": None}
+        for wire in snapshot["collections"]
+    ]
+    if "topics" in snapshot:
+        replaced["topics"] = [
+            {
+                **wire,
+                "ends": {name: (id, ts) for name, (id, ts) in wire["ends"].items() if kept(name, id)},
+                "begun": [name for name in wire["begun"] if name not in unbegun],
+            }
+            for wire in snapshot["topics"]
+        ]
+    return replaced
+
+
+def _begins(wire: Mapping[str, Any], kept: Callable[[str, bytes], bool]) -> bool:
+    if wire["state"] != "ready" or wire["beginning"] is None:
+        return True
+    _, ends = wire["beginning"]
+    return all(kept(name, id) for name, (_, _, id) in ends.items())

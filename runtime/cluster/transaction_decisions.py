@@ -88,6 +88,11 @@ class TransactionDecisions:
         return bool(self.count or len(self.positions))
 
     @property
+    def latest(self) -> int:
+        """The highest timestamp of a commit that is known; 0 for none."""
+        return max((each.ts for each in (*self._open.values(), *self._closed.values())), default=0)
+
+    @property
     def open(self) -> int:
         """How many commits are not known to be in all their channels."""
         return len(self._open)

@@ -83,7 +83,9 @@ class ReplicationState:
     is the URL, without credentials, of a replica's source or of what replaced a source. `claim` names the replicator
     that writes the replica, "" where none does. `number` rises with each entry; a mark has none. `channels` of a
     source that was replaced are those that the replica was promoted with. `of_node`: nodes have used the source; `node`
-    is, in a promotion, where they go on in the replica (`NodeProof.to_wire`), empty until that is known."""
+    is, in a promotion, where they go on in the replica (`NodeProof.to_wire`), empty until that is known. `line` is what
+    a promotion without the source goes on from (`ConsistentLine.to_wire`), empty until the replica has one, or is not
+    of nodes."""
 
     phase: ReplicationPhase = ReplicationPhase.NONE
     log_id: str = ""
@@ -95,6 +97,7 @@ class ReplicationState:
     groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, tuple[bytes, bytes]]"])
     of_node: bool = False
     node: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    line: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
@@ -138,8 +141,8 @@ def _check_types(state: ReplicationState) -> None:
     for place in state.channels.values():
         texts += [place.halted, place.digest, place.behind_digest]
         numbers += [place.timestamp, place.behind]
-    others: list[object] = [state.of_node, state.node]
-    if {*map(type, texts)} - {str} or {*map(type, numbers)} - {int} or [*map(type, others)] != [bool, dict]:
+    others: list[object] = [state.of_node, state.node, state.line]
+    if {*map(type, texts)} - {str} or {*map(type, numbers)} - {int} or [*map(type, others)] != [bool, dict, dict]:
         raise TypeError("a text, a number or the like is of another type")
 
 

@@ -16,7 +16,7 @@ import msgpack
 
 from ..catalog.stored_ids import IdIn
 from ..log.record import RecordType, stamp
-from ..log.wal import ChannelInfo, Entry, Wal
+from ..log.wal import ChannelInfo, ChannelPolicy, Entry, Wal
 from ..replicated.fold import Fold, State
 from ..replicated.records import BEGIN, LEVELS, Claim, Event, beginning_level, claim_event, encode_event, pages_of
 from .channel_copy import Check, hold_channel, stored_entries
@@ -44,13 +44,18 @@ class MovedState(Generic[State]):
         self._info, self._kind, self._fold, self._time = info, kind, fold, time
 
     @classmethod
-    async def read(cls, old: Wal, channel: str, kind: StateKind[State]) -> MovedState[State]:
-        """Read the channel to its present end. Entries that no node can read are passed over, as nodes do. Raises
-        `CorruptLog`, and `FormatTooNew` for what a newer Tidewal has written."""
+    async def read(
+        cls, old: Wal, channel: str, kind: StateKind[State], counts: Callable[[Entry], bool] = lambda _: True
+    ) -> MovedState[State]:
+        """Read the channel to its present end. Entries that no node can read are passed over, as nodes do, and so are
+        those for which `counts` is false. Raises `CorruptLog`, and `FormatTooNew` for what a newer Tidewal has
+        written."""
         info = await old.describe(channel)
         fold = Fold(kind.create, kind.type, led=kind.led)
         time = 0
         async for entry in stored_entries(old, info):
+            if not counts(entry):
+                continue
             fold.read(entry)
             time = max(time, entry.timestamp)
         fold.finish()
@@ -59,6 +64,15 @@ class MovedState(Generic[State]):
     @property
     def channel(self) -> str:
         return self._info.name
+
+    @property
+    def policy(self) -> ChannelPolicy:
+        return self._info.policy
+
+    @property
+    def time(self) -> int:
+        """The highest timestamp of its entries."""
+        return self._time
 
     @property
     def state(self) -> State:
@@ -117,11 +131,15 @@ class MovedState(Generic[State]):
         return cast(Any, msgpack.unpackb(packed, strict_map_key=False))
 
     def _entries(self, author: str, id_in: IdIn, first: bytes) -> list[tuple[int, bytes]]:
-        """Timestamps and payloads of the new channel, whose first entry has the id `first`."""
+        return self.entries_with(author, first, lambda snapshot: self._kind.with_ids(snapshot, id_in))
+
+    def entries_with(self, author: str, first: bytes, changed: Callable[[Any], Any]) -> list[tuple[int, bytes]]:
+        """Timestamps and payloads of a channel that holds this state, as `author` writes it and `changed` returns its
+        snapshot, and nothing else; its first entry has the id `first`."""
         if not self.begun:
             return []
         claim = Claim(first, CLAIM_TERM, author) if self._kind.led else Claim()
-        snapshot = self._fold.snapshot_for(claim, self._kind.with_ids(self._snapshot(), id_in))
+        snapshot = self._fold.snapshot_for(claim, changed(self._snapshot()))
         pages = pages_of(snapshot, first, self._fold.level)
         payloads = [self._first(author), *(self._payload(page, author, 0, None) for page in pages)]
         return [(self._time, payload) for payload in payloads]

@@ -33,8 +33,9 @@ class NodeTables(Protocol):
         ...
 
     async def move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
-        """Let the table have the positions `after` in the place of those `before`, durably, with the same rows. May be
-        repeated. Raises `CorruptLog` where it has others, and errors of their store."""
+        """Let the table have the positions `after` in the place of those `before`, durably, with the same rows, but
+        those above a timestamp that falls. May be repeated. Raises `CorruptLog` where it has other positions, and
+        errors of their store."""
         ...
 
 

@@ -21,6 +21,7 @@ from ..migration.channel_copy import APPEND_BYTES, Check, Rewrite, entry_at, is_
 from ..migration.node_records import node_entry
 from ..streams.stream_base import reading
 from ..waiting import to_its_end
+from .channel_promise import ChannelPromise
 
 HOLDER = "tidewal-replication"
 
@@ -51,7 +52,7 @@ async def place_behind(target: Wal, channel: str, id: bytes, count: int) -> byte
 class ChannelMirror:
     """Brings one channel of `source` to `target`, from `place` on, each entry as `rewrite` returns it. `check` is
     called before each append, and raises where this process must not write any more. `place` is the last pair that is
-    durable in the replica."""
+    durable in the replica, and `promise` says up to which time it is complete, as an owner has said."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class ChannelMirror:
         self._source, self._target, self._channel, self._check = source, target, channel, check
         self._rewrite = rewrite
         self.place: ReplicatedChannel = replace(place, halted="")
+        self.promise: ChannelPromise = ChannelPromise()
         self._largest: int = 0  # payload that the replica takes
 
     async def follow(self) -> None:
@@ -96,6 +98,11 @@ class ChannelMirror:
         info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
         self._largest = there.max_message_bytes
         await self._check_same(info, there)
+        await self._pass_known(info, there)
+        if (last := await entry_at(self._target, there, self.place.target)) is not None:
+            self.promise.note([last])
+
+    async def _pass_known(self, info: ChannelInfo, there: ChannelInfo) -> None:
         known = [
             (entry.id, entry_digest(entry)) async for entry in entries_behind(self._target, there, self.place.target)
         ]
@@ -164,6 +171,7 @@ class ChannelMirror:
         is_dense = self._target.capabilities.numbered_ids
         if is_dense and self.place.target and ids[0] != behind(self.place.target):
             raise self._differs()
+        self.promise.note(entries)
         self.place = replace(
             self.place,
             source=entries[-1].id,

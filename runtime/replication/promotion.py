@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..clock import Clock
 from ..errors import InvalidRequest, PreconditionFailed, Promoted, Unavailable, Unsupported
-from ..log.migration_state import check_not_migrating
+from ..log.migration_state import MigrationPhase, check_not_migrating, migration_state
 from ..log.redaction import shown_url
 from ..log.replication_state import (
     ReplicatedChannel,
@@ -67,9 +68,13 @@ async def promote(
     `PositionLost` where retention has cut a group off, and what halts a channel: drop that one at the source, or
     promote without the source; where nodes have used the source, what `NodeLog.read`, `NodeLog.proof` and
     `settle_node` do. All but the last is raised before the source is fenced, unless it comes just then."""
-    for wal, url in ((source, source_url), (target, target_url)):
-        await check_not_migrating(wal, shown_url(url))
+    await check_not_migrating(source, shown_url(source_url))
     state = await replica_of(target)
+    moved = await migration_state(target)
+    if state.phase is ReplicationPhase.PROMOTED and moved.phase is MigrationPhase.MIGRATED:
+        target_url = moved.other  # it was promoted without the source, into that log
+    else:
+        await check_not_migrating(target, shown_url(target_url))
     await check_source_fenced(source)
     if not await _is_fenced(source, state):
         await _check_groups(source)
@@ -114,7 +119,7 @@ async def _bring_over(
         name: await counted_place(target, await target.describe(name), place)
         for name, place in replicator.state.channels.items()
     }
-    await _promoted(target, channels, "")
+    await mark_promoted(target, channels, "")
 
 
 async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> ReplicationState:
@@ -131,7 +136,7 @@ async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> Re
             "how far the replica had come is forgotten, as was said with --forget: it fences no source"
         )
     replaced = await replication_state(source)
-    return replace(states.state, number=0, other=shown_url(source_url), channels=replaced.channels)
+    return replace(states.state, number=0, other=shown_url(source_url), channels=replaced.channels, line=replaced.line)
 
 
 async def promote_alone(target: Wal) -> ReplicationState:
@@ -146,8 +151,8 @@ async def promote_alone(target: Wal) -> ReplicationState:
         return state
     if state.of_node:
         raise Unsupported(
-            "this is the replica of a log of nodes, whose catalog is in the source alone: promote it with --from. What "
-            "it has can be read (`tidewal tail`)",
+            "this is the replica of a log of nodes, whose channels end at different times: with --to, the URL of an "
+            "empty log, what it has up to one time goes there",
             capability="replication",
         )
     states = ReplicationStates(target)
@@ -160,7 +165,7 @@ async def promote_alone(target: Wal) -> ReplicationState:
             continue
         place = states.state.channels.get(name, ReplicatedChannel())  # none: it was not saved since it began
         channels[name] = await counted_place(target, info, place)
-    return await _promoted(target, channels, claim)
+    return await mark_promoted(target, channels, claim)
 
 
 async def forget_source(target: Wal) -> None:
@@ -232,22 +237,26 @@ async def _fence(
         other=shown_url(target_url),
         claim="",
         channels=channels,
+        line=state.line if state.phase is ReplicationPhase.PROMOTED else {},
     )
     if after != known:
         await states.change(after)
 
 
-async def _promoted(target: Wal, channels: Mapping[str, ReplicatedChannel], claim: str) -> ReplicationState:
-    """Have the replica say that it is promoted. Raises `Fenced` where it is not under `claim` any more: a replicator
-    may have added to `channels`."""
+async def mark_promoted(
+    target: Wal, channels: Mapping[str, ReplicatedChannel], claim: str, line: Mapping[str, Any] | None = None
+) -> ReplicationState:
+    """Have the replica say that it is promoted, with what it has of its channels, and up to which `line`, where that is
+    less. Raises `Fenced` where it is not under `claim` any more: a replicator may have added to `channels`."""
     states = ReplicationStates(target)
     state = await states.read()
     if state.claim != claim:
         raise fenced()
+    promoted = replace(
+        state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}, node={}, line=line or {}
+    )
     try:
-        await states.change(
-            replace(state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}, node={})
-        )
+        await states.change(promoted)
     except PreconditionFailed as error:
         raise fenced() from error
     await release(target, HOLDER)

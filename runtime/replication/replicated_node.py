@@ -79,11 +79,11 @@ async def _read(source: Wal, target: Wal, tables: NodeTables | None) -> tuple[No
     places: dict[str, dict[bytes, bytes]] = {}
     for channel in set(await source.channels()) & set(await target.channels()):
         if ids := node.ids(channel):
-            places[channel] = {id: await _place(source, target, channel, id) for id in ids}
+            places[channel] = {id: await replicated_place(source, target, channel, id) for id in ids}
     return node, places
 
 
-async def _place(source: Wal, target: Wal, channel: str, id: bytes) -> bytes:
+async def replicated_place(source: Wal, target: Wal, channel: str, id: bytes) -> bytes:
     """Where an entry of an owner is in the replica; b"" where one of both logs has it no more. Its content finds it, as
     no other has its (term, cseq), and its time says where to look: a tick may stand behind what it is older than."""
     entry = await entry_at(source, await source.describe(channel), id)

@@ -20,6 +20,7 @@ from ..clock import Clock, SystemClock
 from ..errors import (
     ChannelExists,
     ChannelNotFound,
+    CorruptLog,
     Fenced,
     InvalidRequest,
     MessageTooLarge,
@@ -29,7 +30,7 @@ from ..errors import (
     TidewalError,
     Unsupported,
 )
-from ..log.migration_state import check_not_migrated, is_migration_channel
+from ..log.migration_state import MigrationPhase, check_not_migrated, is_migration_channel, migration_state
 from ..log.names import Names
 from ..log.redaction import shown_url
 from ..log.replication_state import (
@@ -49,8 +50,11 @@ from ..migration.node_log import STATE_CHANNELS, node_names
 from ..migration.node_records import rewrite_of
 from ..waiting import ended
 from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
+from .channel_promise import ChannelPromise
+from .consistent_line import ConsistentLine
+from .line_drawer import LineDrawer
 from .replicated_groups import group_places, store_places
-from .replicated_node import is_written_anew, kept_from
+from .replicated_node import is_written_anew
 from .replication_lag import ReplicationLag
 
 CLAIM_S = 2.0
@@ -85,9 +89,8 @@ class _Mirrored:
         self.refused: TidewalError | None = None
         self.retry_at: float = 0.0
         self._halted, self._halted_at = "", b""
-        self.held: ReplicatedChannel | None = None  # up to where both logs hold nothing any more
-        self.front: bytes | None = b""  # the first entry of the source then, b"" where that is to be looked at
-        self.kept: bytes | None = None  # that entry in the replica, where nodes use the source
+        self.held: ReplicatedChannel | None = None  # up to where the source holds nothing any more
+        self.kept: bytes = b""  # and the replica
 
     @property
     def place(self) -> ReplicatedChannel:
@@ -101,8 +104,9 @@ class _Mirrored:
 
 class Replicator:
     """Mirrors `source` into `target`. Both are open to write, the target past `check_in_use`. `is_last`: also from a
-    source that this replica replaces. `lag` is told how far the channels are. After an error with `retryable` another
-    one may begin at once."""
+    source that this replica replaces. `lag` is told how far the channels are. `heartbeats` is the channel in which
+    nodes announce times where an administrator has made it (`common.preCreatedTopic.timeticker`). After an error with
+    `retryable` another one may begin at once."""
 
     def __init__(
         self,
@@ -114,10 +118,11 @@ class Replicator:
         times: ReplicationTimes = ReplicationTimes(),
         clock: Clock | None = None,
         lag: ReplicationLag | None = None,
+        heartbeats: str = "",
     ) -> None:
         self._source, self._target, self._shown = source, target, shown_url(source_url)
         self._times, self._clock, self._lag = times, clock or SystemClock(), lag
-        self._is_last = is_last
+        self._is_last, self._heartbeats = is_last, heartbeats
         self._states = ReplicationStates(target)
         self._claim = new_id()
         self._claim_seen_s = 0.0
@@ -127,6 +132,9 @@ class Replicator:
         self._saved: dict[str, ReplicatedChannel] = {}  # of an earlier replicator, until the channel is looked at
         self._contentless: set[str] = set()  # channels whose entries are not replicated
         self._node: Names | None = None  # of the nodes that have used the source
+        self._lines: LineDrawer | None = None  # for these
+        self._announced: asyncio.Task[None] | None = None
+        self._left: set[str] = set()  # channels that are gone from the source, and are in the replica's line
 
     @property
     def state(self) -> ReplicationState:
@@ -146,6 +154,7 @@ class Replicator:
             while True:
                 await self._check_claim()
                 await self._look_at_channels()
+                self._follow_announced()
                 if self._clock.monotonic() - saved_s >= self._times.save_s:
                     await self.save()
                     await self._look_at_contentless()
@@ -195,7 +204,8 @@ class Replicator:
         if state.phase is ReplicationPhase.NONE:
             await self._check_empty()
             state = ReplicationState(ReplicationPhase.REPLICA, new_id(), source.log_id)
-        self._node = await node_names(self._source)
+        await self._check_not_moved()
+        self._know_node(await node_names(self._source))
         self._check_pair(state, source)
         after = replace(state, other=self._shown, of_node=state.of_node or self._node is not None)
         await claim_replica(self._states, after, self._claim, self._target)
@@ -206,6 +216,14 @@ class Replicator:
         if id := await self._source.latest_id(REPLICATION_CHANNEL):
             self._lowest_id = bytes(len(id))
         await self._drop_leftovers()
+
+    async def _check_not_moved(self) -> None:
+        moved = await migration_state(self._target)
+        if moved.phase is not MigrationPhase.OPEN:
+            raise Promoted(
+                f"the replica is being promoted to {moved.other}, or was: `tidewal promote --force --to {moved.other}` "
+                "goes on; until it has ended `tidewal migrate` with the same --to and --cancel takes it back"
+            )
 
     async def _change(self, after: ReplicationState) -> None:
         try:
@@ -281,6 +299,8 @@ class Replicator:
 
     async def _stop(self) -> None:
         tasks = [each.task for each in self._mirrored.values() if each.task is not None]
+        if self._announced is not None:
+            tasks.append(self._announced)
         for task in tasks:
             task.cancel()
         for task in tasks:
@@ -326,22 +346,44 @@ class Replicator:
     async def _look_for_node(self, names: Iterable[str]) -> None:
         """Let the replica say so, before anything of a node's is there, where one uses the source now."""
         if self._node is None and any(name.endswith(tuple(STATE_CHANNELS)) for name in names):
-            self._node = await node_names(self._source)
+            self._know_node(await node_names(self._source))
             if self._node is not None:
                 async with self._looking:
                     await self._see_claim()
                     await self._change(replace(self.state, of_node=True))
 
+    def _know_node(self, names: Names | None) -> None:
+        self._node = names
+        if names is not None and not self._is_last and self._lines is None:
+            heard = replace(names, timeticker=self._heartbeats)
+            self._lines = LineDrawer(self._source, self._target, heard)
+
+    def _follow_announced(self) -> None:
+        if self._lines is not None and self._announced is None:
+            following = self._lines.follow(self._promise_of)
+            self._announced = asyncio.create_task(following, name="announced times")
+
+    def _promise_of(self, name: str) -> ChannelPromise | None:
+        each = self._mirrored.get(name)
+        return None if each is None else each.mirror.promise
+
     async def _sync_names(self) -> None:
         """Create in the target what has come to the source, and drop what has gone."""
         names = await self._source_names()
-        for name in (self._mirrored.keys() | self._saved.keys() | self._contentless) - names:
+        gone = (self._mirrored.keys() | self._saved.keys() | self._contentless) - names
+        self._left = {name for name in gone if self._is_in_line(name)}
+        for name in gone - self._left:
             await self._drop(name)
         for name in sorted(names - self._mirrored.keys() - self._contentless):
             try:
                 await self._create(name, await self._source.describe(name))
             except ChannelNotFound:  # dropped meanwhile
                 continue
+
+    def _is_in_line(self, name: str) -> bool:
+        """Whether a promotion without the source would need the channel: that may be dropped once a later line says
+        so."""
+        return not self._is_last and name in self.state.line.get("ends", ())
 
     async def _create(self, name: str, info: ChannelInfo) -> None:
         if info.policy.temporary:
@@ -384,17 +426,22 @@ class Replicator:
         for name, each in list(self._mirrored.items()):
             if each.task is not None and each.task.done():
                 await self._on_ended(name, each, each.task)
-            if each.task is None and self._clock.monotonic() >= each.retry_at and name in self._mirrored:
+            waits = name in self._left or self._clock.monotonic() < each.retry_at
+            if each.task is None and not waits and name in self._mirrored:
                 each = self._mirrored[name]
                 each.task = asyncio.create_task(each.mirror.follow(), name=f"replicate {name}")
+        if self._lines is not None:
+            self._lines.look(self._line_places())
         if self._lag is not None:
-            self._lag.note({name: each.place for name, each in self._mirrored.items()})
+            self._lag.note({name: each.place for name, each in self._mirrored.items() if name not in self._left})
 
     async def _on_ended(self, name: str, each: _Mirrored, task: asyncio.Task[None]) -> None:
         each.task = None
         error = task.exception()
         if isinstance(error, ReplicaDiffers):
             await self._anew(name, error)
+        elif isinstance(error, ChannelNotFound) and self._is_in_line(name):
+            self._left.add(name)
         elif isinstance(error, ChannelNotFound):
             await self._drop(name)
         elif isinstance(error, HALTING):
@@ -412,7 +459,7 @@ class Replicator:
         _log.warning("%s is brought over anew: %s", name, error)
         info = await self._source.describe(name)
         self._forget(name)
-        await self.save()
+        await self.save(line={} if self._is_in_line(name) else None)
         await self._drop_there(name)
         await self._create(name, info)
 
@@ -430,28 +477,61 @@ class Replicator:
     def _forget(self, name: str) -> asyncio.Task[None] | None:
         self._saved.pop(name, None)
         self._contentless.discard(name)
+        if self._lines is not None:
+            self._lines.forget(name)
         each = self._mirrored.pop(name, None)
         return None if each is None else each.task
 
     # ---- what is saved -----------------------------------------------------------------------------------------------
 
-    async def save(self, *, claim: str | None = None) -> None:
-        """Save what is replicated in the replica, move its groups, and let go of what both logs hold below."""
+    def _places(self) -> dict[str, ReplicatedChannel]:
+        return {name: each.place for name, each in self._mirrored.items()}
+
+    async def save(self, *, claim: str | None = None, line: Mapping[str, Any] | None = None) -> None:
+        """Save what is replicated in the replica, move its groups, and let go of what both logs hold below. `line`
+        takes the place of the line that the replica has; None: a new one does, where it can be drawn."""
         await self._check_claim()
-        places = {name: each.place for name, each in self._mirrored.items()}
+        drawn = await self._drawn() if line is None else None
+        places = self._places()
         channels = {**self._saved, **places}
         there = {name: place for name, place in channels.items() if name not in self._refused()}
         groups = await self._moved_groups(there)
         async with self._looking:
             await self._see_claim()
             before = self.state
-            after = replace(before, channels=channels, groups=groups, claim=self._claim if claim is None else claim)
+            known = before.line if line is None else line
+            after = replace(
+                before,
+                channels=channels,
+                groups=groups,
+                claim=self._claim if claim is None else claim,
+                line=known if drawn is None else drawn[0].to_wire(),
+            )
             if after != before:
                 await self._change(after)
+        kept = None if drawn is None else drawn[1]
         for name, place in places.items():
             if name in self._mirrored:
                 with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
-                    await self._let_go(name, self._mirrored[name], place)
+                    await self._let_go(name, self._mirrored[name], place, kept)
+        if self._lines is not None and not self._lines.is_begun and claim is None:
+            await self._lines.begin(self.state.groups, self._line_places())
+
+    def _line_places(self) -> dict[str, ReplicatedChannel]:
+        """The places of the channels that a line may have."""
+        out = self._refused() | self._left
+        return {name: place for name, place in self._places().items() if name not in out}
+
+    async def _drawn(self) -> tuple[ConsistentLine, Mapping[str, bytes]] | None:
+        """A new line, where one can be drawn; and from which id on the replica keeps each channel then."""
+        if self._lines is None:
+            return None
+        promises = {name: each.mirror.promise for name, each in self._mirrored.items()}
+        try:
+            return await self._lines.draw(self._line_places(), promises)
+        except (ChannelNotFound, CorruptLog, PositionLost) as error:  # a snapshot takes the place of what is read
+            _log.warning("no line is drawn now: %s", error)
+            return None
 
     async def save_node(self, node: Mapping[str, Any]) -> None:
         """Save in the replica where nodes go on in it, which replaces its source now."""
@@ -470,23 +550,28 @@ class Replicator:
         await store_places(self._target, groups, known, self.may_write)
         return groups
 
-    async def _let_go(self, name: str, each: _Mirrored, place: ReplicatedChannel) -> None:
+    async def _let_go(
+        self, name: str, each: _Mirrored, place: ReplicatedChannel, kept: Mapping[str, bytes] | None
+    ) -> None:
+        """Let the source hold what lies behind `place`. The replica holds that, too; that of nodes what its line needs,
+        which is known where one was drawn, with `kept`."""
         if not place.source:
-            return
-        info = None if self._node is None else await self._source.describe(name)
-        front = None if info is None else info.first_id
-        if (each.held, each.front) == (place, front):
             return
         if each.held != place:
             await self._source.hold(name, holder_of(self.state), behind(place.source))
-        if info is not None and each.front != front:
-            each.kept = await kept_from(self._source, self._target, info)
-        kept = behind(place.target) if each.kept is None else min(each.kept, behind(place.target))
+            each.held = place
+        front = behind(place.target) if self._node is None else (kept or {}).get(name, each.kept)
+        if front == each.kept:
+            return
         await self.may_write()
-        await self._target.hold(name, HOLDER, kept)
-        if info is not None and info.policy.retention_s is None and self._target.capabilities.truncate:
-            await self._target.truncate(name, kept)  # as the source was: what is pending is kept for ever
-        each.held, each.front = place, front if each.kept is not None or info is None else b""
+        await self._target.hold(name, HOLDER, front)
+        if self._node is not None and (await self._target.describe(name)).policy.retention_s is None:
+            await self._truncate(name, front)  # as the source was: what is pending is kept for ever
+        each.kept = front
+
+    async def _truncate(self, name: str, front: bytes) -> None:
+        if self._target.capabilities.truncate:
+            await self._target.truncate(name, front)
 
 
 async def claim_replica(states: ReplicationStates, after: ReplicationState, claim: str, target: Wal) -> None:

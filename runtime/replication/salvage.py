@@ -15,11 +15,13 @@ import xxhash
 
 from ..errors import PositionLost
 from ..log.replication_state import ReplicatedChannel, ReplicationState
-from ..log.wal import ChannelInfo, Entry, Wal
+from ..log.wal import ChannelInfo, Entry, FromId, Wal
 from ..migration.channel_copy import entry_at, is_lost
 from ..migration.node_log import node_names
+from ..streams.stream_base import reading
 from .channel_mirror import entries_behind, entry_digest, replicated_digest
-from .replicated_node import is_written_anew
+from .consistent_line import ConsistentLine, LineEnd, first_above
+from .replicated_node import DISORDER, is_written_anew
 from .replicator import is_own
 
 _log = logging.getLogger(__name__)
@@ -43,13 +45,18 @@ async def counted_place(target: Wal, info: ChannelInfo, place: ReplicatedChannel
 async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIterator[tuple[str, Entry]]:
     """What `source` has that its promoted replica, whose `state` this is, does not have: the channel and each entry, in
     the order of each channel. All of a channel that was created again at the source. What was removed there before is
-    left out, and logged. Nothing of the states of nodes: they were written anew."""
-    node = await node_names(source)
+    left out, and logged. Nothing of the states of nodes: they were written anew. Where it was promoted without the
+    source, of the channels of nodes what lies above its line."""
+    node, line = await node_names(source), ConsistentLine.from_wire(state.line)
     for name in await source.channels():
         if is_own(name) or (node is not None and is_written_anew(name, node)):
             continue
         info = await source.describe(name)
         if info.policy.ephemeral:
+            continue
+        if line is not None and name in line.ends:
+            async for entry in entries_above(source, info, line.time):
+                yield name, entry
             continue
         place = state.channels.get(name, ReplicatedChannel())
         if not await _is_same(source, info, place):
@@ -61,6 +68,23 @@ async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIte
                 skipped -= 1
                 continue
             yield name, entry
+
+
+async def entries_above(wal: Wal, info: ChannelInfo, time: int) -> AsyncIterator[Entry]:
+    """What a channel of nodes has above a line at `time`."""
+    start, latest = await wal.id_at(info.name, max(0, time - DISORDER)), info.latest_id
+    if start is None or latest is None or start > latest:
+        return
+    async with reading(wal, info.name, FromId(start, inclusive=True)) as batches:
+        first = await first_above(LineEnd(time, None), batches, latest)
+    if first is not None:
+        async with reading(wal, info.name, FromId(first, inclusive=True)) as batches:
+            async for entries in batches:
+                for entry in entries:
+                    if entry.id <= latest:
+                        yield entry
+                if entries[-1].id >= latest:
+                    return
 
 
 async def _is_same(source: Wal, info: ChannelInfo, place: ReplicatedChannel) -> bool:

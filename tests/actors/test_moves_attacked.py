@@ -22,7 +22,7 @@ async def test_what_is_unflushed_is_counted_by_a_node_that_gets_a_channel_back_a
     three: Nodes,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    propose = GrantedChannels._propose
+    propose = GrantedChannels.propose
 
     async def learn_late(self: GrantedChannels, kind: str, channels: dict[str, Any]) -> None:
         await propose(self, kind, channels)
@@ -32,7 +32,7 @@ async def test_what_is_unflushed_is_counted_by_a_node_that_gets_a_channel_back_a
     async with three.client() as client:
         await client.create_collection(PEOPLE, shards=1)
         [channel] = {name for name in three.owners() if name.endswith("dml_0")}
-        monkeypatch.setattr(GrantedChannels, "_propose", learn_late)
+        monkeypatch.setattr(GrantedChannels, "propose", learn_late)
         first = three.owners()[channel]
         other = min(set("abc") - {first})
         for node in (other, first):

@@ -123,7 +123,7 @@ async def test_a_replica_of_nodes_is_not_promoted_without_its_source_or_tables(h
     other = replica_of(home)
     await replicated(home, other)
     async with logs_of(home, other) as (old, new):
-        with pytest.raises(Unsupported, match="--from"):
+        with pytest.raises(Unsupported, match="--to"):
             await promote_alone(new)
         with pytest.raises(InvalidRequest, match="--tables"):
             await promote(old, new, SOURCE, REPLICA)

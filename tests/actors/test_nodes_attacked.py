@@ -104,7 +104,7 @@ async def test_an_owner_that_reads_its_own_fence_late_says_of_no_collection_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others may read in the catalog that a channel is open before its owner does: they ask again."""
-    propose = GrantedChannels._propose
+    propose = GrantedChannels.propose
 
     async def read_late(self: GrantedChannels, kind: str, channels: dict[str, Any]) -> None:
         await propose(self, kind, channels)
@@ -114,7 +114,7 @@ async def test_an_owner_that_reads_its_own_fence_late_says_of_no_collection_that
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(three.client()) for _ in range(6)]  # at each of the doors
         await clients[0].create_collection(PEOPLE, shards=1)
-        monkeypatch.setattr(GrantedChannels, "_propose", read_late)
+        monkeypatch.setattr(GrantedChannels, "propose", read_late)
         await three.kill(*three.owners().values())
         rows = ([{"id": n, "name": "x", "height": 1.0}] for n in range(6))
         async with asyncio.TaskGroup() as tasks:

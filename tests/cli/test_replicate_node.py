@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +81,9 @@ def test_the_log_of_a_running_node_is_replicated_and_promoted(
     assert "a log of nodes" in status.out
     assert json.loads(command("replicate", "--to", replica, "--status", "--json").out)["of_node"] is True
     refused = command("promote", replica, "--force")
-    assert (refused.status, "--from" in refused.err) == (2, True)
+    assert (refused.status, "--to" in refused.err) == (2, True)
+    assert "--force" in command("promote", replica, "--from", source, "--to", f"rocksmq://{tmp_path}/new").err
+    assert "the replica itself" in command("promote", replica, "--force", "--to", replica).err
     assert "give --from" in command("promote", replica, "--force", "--tables", str(data / "tables")).err
     assert "--tables" in command("promote", replica, "--from", source).err
     ended = command("promote", replica, "--from", source, "--tables", str(data / "tables"))
@@ -87,6 +91,36 @@ def test_the_log_of_a_running_node_is_replicated_and_promoted(
     with pytest.raises(Moved, match="replica"):
         asyncio.run(assert_all_is_there(data, source))
     asyncio.run(assert_all_is_there(data, replica))
+
+
+def line_in(command: Callable[..., Any], replica: str) -> str | None:
+    return json.loads(command("replicate", "--to", replica, "--status", "--json").out)["line"]
+
+
+@pytest.mark.slow
+def test_the_log_of_a_node_is_lost_and_its_replica_goes_to_a_new_one(
+    command: Callable[..., Any], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    """All is there: a line was drawn since the node has stopped."""
+    data, source, replica, new = (tmp_path / name for name in ("data", "source", "replica", "new"))
+    urls = f"rocksmq://{source}", f"rocksmq://{replica}", f"rocksmq://{new}"
+    asyncio.run(written(data, urls[0], lambda: begun(start, *urls[:2])))
+    before = line_in(command, urls[1])
+    process = begun(start, *urls[:2])
+    while line_in(command, urls[1]) in (None, before):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    shutil.rmtree(source)
+    force = ("promote", urls[1], "--force", "--to", urls[2])
+    assert "--tables" in command(*force).err
+    ended = command(*force, "--tables", str(data / "tables"), "--salvage", str(tmp_path / "above.jsonl"))
+    assert ended.status == 0, ended.err
+    assert f"{urls[2]} goes on" in ended.out
+    assert (tmp_path / "above.jsonl").read_text() == ""
+    with pytest.raises(Moved, match="new"):
+        asyncio.run(opened(urls[1]))
+    asyncio.run(assert_all_is_there(data, urls[2]))
 
 
 @pytest.mark.slow

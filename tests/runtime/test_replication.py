@@ -1063,4 +1063,4 @@ async def test_an_entry_of_a_node_is_found_behind_a_younger_one() -> None:
     for wal in (source, target):
         await wal.create_channel("c", ChannelPolicy())
         ids = [await wal.append("c", body, ts) for ts, body in ((10, b"create"), (9, b"tick"), (11, b"row"))]
-    assert [await replicated_node._place(source, target, "c", id) for id in ids] == ids  # pyright: ignore[reportPrivateUsage]
+    assert [await replicated_node.replicated_place(source, target, "c", id) for id in ids] == ids

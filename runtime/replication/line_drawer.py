@@ -1,0 +1,250 @@
+"""Draws lines across the channels of nodes while a replicator mirrors them.
+
+A line is drawn in two steps, so that what a group has acknowledged is in the line with all that was written before:
+
+1. `begin`: where groups stand, where each channel begins, and, behind that, where it ends in the source
+2. `draw`: once the replica has all of these ends, and the owners have promised all that is there (the time of the
+   line), the states are read. What they say of later entries is left out when the line is used.
+
+The states are read behind the promises, so whatever an entry of the line rests on is in them: a grant, a topic. Of the
+transactions alone it is exact which are of the line, as they are decided at a time: no owner promises that time before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..catalog.catalog import Catalog
+from ..catalog.stored_ids import IdIn
+from ..cluster.state import ClusterState
+from ..cluster.transaction_decisions import DECIDE
+from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
+from ..log.heartbeats import heard
+from ..log.names import Names
+from ..log.record import RecordType
+from ..log.replication_state import GroupPlaces, ReplicatedChannel, behind
+from ..log.wal import Entry, From, Wal
+from ..migration.moved_state import MovedState
+from ..migration.node_log import CATALOG_KIND, CLUSTER_KIND
+from ..replicated.records import decode_entry
+from ..streams.stream_base import reading
+from .channel_promise import ChannelPromise
+from .consistent_line import ABOVE, ConsistentLine, StoredState
+from .replicated_node import is_written_anew, kept_from, replicated_place
+
+PAUSE_S = 0.5  # before a channel of heartbeats that is not there, or not now, is looked for again
+AUTHOR = "replication"
+FIRST = bytes(7) + b"\1"
+"""The id of the first entry of a saved state, by which the others name it."""
+
+
+class _Begun:
+    """The first step of a line."""
+
+    def __init__(self, groups: GroupPlaces) -> None:
+        self.groups = groups
+        self.kept: dict[str, bytes] = {}  # from which id on the replica keeps each channel, once the line is drawn
+        self.ends: dict[str, bytes] = {}
+        self.time: int | None = None  # the highest timestamp that the replica had when it had all of the ends
+
+
+class LineDrawer:
+    """Draws the lines of the replica `target` of `source`, a log of nodes with these `names`."""
+
+    def __init__(self, source: Wal, target: Wal, names: Names) -> None:
+        self._source, self._target, self._names = source, target, names
+        self._begun: _Begun | None = None
+        self._fronts: dict[str, tuple[bytes | None, bytes | None]] = {}  # of the source, and in the replica, as known
+        self._places: dict[str, dict[bytes, bytes]] = {}  # of ids of the source, in the replica
+        self._read: tuple[bytes | None, MovedState[Catalog]] | None = None  # the catalog, as of its last entry
+        self._placed: frozenset[str] = frozenset()  # channels of other names that the catalog has
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a line waits to be drawn."""
+        return self._begun is not None
+
+    async def follow(self, promise_of: Callable[[str], ChannelPromise | None]) -> None:
+        """Pass on what the owners announce to the promises of the channels, until cancelled."""
+        while True:
+            with suppress(TidewalError):  # not there yet, or not now: ticks tell the time of what is written
+                async with reading(self._source, self._names.heartbeats, From.LATEST) as batches:
+                    async for entries in batches:
+                        for announced in (each for entry in entries for each in heard(entry.payload)):
+                            if (promise := promise_of(announced.channel)) is not None:
+                                promise.announce(announced)
+            await asyncio.sleep(PAUSE_S)
+
+    def forget(self, channel: str) -> None:
+        """The channel is gone, or is brought over anew."""
+        self._places.pop(channel, None)
+        self._fronts.pop(channel, None)
+        self._begun = None
+
+    # ---- the first step ----------------------------------------------------------------------------------------------
+
+    async def begin(self, groups: GroupPlaces, places: Mapping[str, ReplicatedChannel]) -> None:
+        """Begin a line. `groups` are where the groups were before this call, and `places` how far the channels are."""
+        begun = _Begun(groups)
+        for name, place in places.items():
+            with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next line looks again
+                await self._note(begun, name, place)
+        self._begun = begun
+
+    async def _note(self, begun: _Begun, name: str, place: ReplicatedChannel) -> None:
+        info = await self._source.describe(name)
+        if self._is_cut(name) and info.latest_id:
+            begun.ends[name] = info.latest_id
+        if not place.source:
+            return
+        front, kept = self._fronts.get(name, (b"", None))
+        if front != info.first_id:
+            kept = await kept_from(self._source, self._target, info)
+            self._fronts[name] = (info.first_id if kept is not None else b""), kept
+        begun.kept[name] = behind(place.target) if kept is None else min(kept, behind(place.target))
+
+    def _is_cut(self, name: str) -> bool:
+        is_own = name.startswith(f"{self._names.prefix}-") and not is_written_anew(name, self._names)
+        return is_own or name in self._placed
+
+    def look(self, places: Mapping[str, ReplicatedChannel]) -> None:
+        """See whether the replica has the ends of the line that was begun. To be called now and then."""
+        begun = self._begun
+        if begun is None or begun.time is not None:
+            return
+        if all(name not in places or places[name].source >= end for name, end in begun.ends.items()):
+            begun.time = max((place.timestamp for name, place in places.items() if name in begun.ends), default=0)
+
+    # ---- the second step ---------------------------------------------------------------------------------------------
+
+    async def draw(
+        self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]
+    ) -> tuple[ConsistentLine, Mapping[str, bytes]] | None:
+        """The line that was begun, and from which id on the replica keeps each channel once that is saved; None where
+        it cannot be drawn yet. `places` are those of now, with their `promises`."""
+        self.look(places)
+        begun = self._begun
+        if begun is None or begun.time is None:
+            return None
+        promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
+        catalog = await self._catalog()
+        cut = {name for name in places if self._is_cut(name)}
+        if catalog is not None:
+            if not catalog.state.pchannels <= places.keys():
+                return None  # made just now
+            if others := {name for name in catalog.state.channels if not self._is_cut(name)}:
+                self._placed, self._begun = self._placed | others, None
+                return None
+            cut = _channels_of(catalog.state, cut)
+        time = await self._time(catalog, {name: places[name] for name in cut}, promised)
+        if time is None or time < begun.time:
+            return None
+        states = await self._states(catalog, time, places)
+        if states is None:
+            return None
+        groups = {
+            group: {name: there for name, (_, there) in positions.items()} for group, positions in begun.groups.items()
+        }
+        self._begun = None
+        ends = {name: places[name].target for name in cut}
+        return ConsistentLine(time, f"{self._names.prefix}-", ends, states, groups), begun.kept
+
+    async def _time(
+        self,
+        catalog: MovedState[Catalog] | None,
+        places: Mapping[str, ReplicatedChannel],
+        promised: Mapping[str, tuple[int, int]],
+    ) -> int | None:
+        """Up to which time the channels, which are so far, are complete, of what the catalog knows; None where that is
+        unknown. One without an owner is when nothing came to it since: whoever gets it stamps later times."""
+        channels = {} if catalog is None else catalog.state.channels
+        times: list[int] = []
+        for name, place in places.items():
+            state = channels.get(name)
+            if state is not None and state.owner:
+                term, time = promised.get(name, (0, 0))
+                if not time or catalog is None or not catalog.state.granted(name).covers(max(term, 1), time):
+                    return None
+                times.append(time)
+            elif state is not None and (await self._source.latest_id(name) or b"") != place.source:
+                return None
+        if times:
+            return min(times)
+        highest = [place.timestamp for place in places.values()]
+        return max([0, *highest, *(each.used_limit for each in channels.values())])
+
+    # ---- the states --------------------------------------------------------------------------------------------------
+
+    async def _catalog(self) -> MovedState[Catalog] | None:
+        name = self._names.catalog
+        if not await self._has(name):
+            return None
+        latest = await self._source.latest_id(name)
+        if self._read is None or self._read[0] != latest:  # large, and at rest most of the time
+            self._read = latest, await MovedState[Catalog].read(self._source, name, CATALOG_KIND)
+        return self._read[1]
+
+    async def _states(
+        self, catalog: MovedState[Catalog] | None, time: int, places: Mapping[str, ReplicatedChannel]
+    ) -> dict[str, StoredState] | None:
+        """The states as of the line, with ids of the replica; None where a decision above it cannot be left out."""
+        states: list[tuple[MovedState[Any], Any]] = [] if catalog is None else [(catalog, CATALOG_KIND)]
+        if await self._has(self._names.cluster):
+            counts = _DecidedUpTo(time)
+            cluster = await MovedState[ClusterState].read(self._source, self._names.cluster, CLUSTER_KIND, counts)
+            if cluster.state.transactions.latest > time:  # a snapshot has it
+                return None
+            states.append((cluster, CLUSTER_KIND))
+        found: dict[str, StoredState] = {}
+        for state, kind in states:
+            for channel, ids in state.ids().items():
+                await self._find(channel, ids, places.get(channel))
+            entries = state.entries_with(
+                AUTHOR, FIRST, lambda snapshot, kind=kind: kind.with_ids(snapshot, self._id_in)
+            )
+            found[state.channel] = StoredState(state.policy, entries)
+        return found
+
+    @property
+    def _id_in(self) -> IdIn:
+        return lambda channel, id: self._places.get(channel, {}).get(id, b"")
+
+    async def _find(self, channel: str, ids: set[bytes], place: ReplicatedChannel | None) -> None:
+        """Know where the entries are in the replica; what it will have later is `ABOVE`."""
+        known, found = self._places.get(channel, {}), dict[bytes, bytes]()
+        for id in ids if place is not None else ():
+            if id in known and known[id] != ABOVE:
+                found[id] = known[id]
+            elif place is not None and id > place.source:
+                found[id] = ABOVE
+            else:
+                with suppress(ChannelNotFound, PositionLost):
+                    found[id] = await replicated_place(self._source, self._target, channel, id)
+        self._places[channel] = found
+
+    async def _has(self, channel: str) -> bool:
+        return channel in await self._source.channels()
+
+
+def _channels_of(catalog: Catalog, names: set[str]) -> set[str]:
+    """Those of the channels that are not about to be removed."""
+    topics = {name: catalog.topics.of_channel(name) for name in names}
+    return {name for name, topic in topics.items() if topic is None or not topic.is_to_go(name)}
+
+
+class _DecidedUpTo:
+    """Which records of the cluster count in a line: all but decisions of transactions above it."""
+
+    def __init__(self, time: int) -> None:
+        self._time = time
+
+    def __call__(self, entry: Entry) -> bool:
+        try:
+            event = decode_entry(entry, RecordType.CLUSTER).event
+        except BadRecord:
+            return True
+        ts: object = event.get("ts")
+        return event["kind"] != DECIDE or not isinstance(ts, int) or ts <= self._time
