@@ -380,11 +380,11 @@ class Owners:
     async def append_from(
         self, source: str, channel: str, records: Sequence[tuple[bytes, Record]], *, after: bytes
     ) -> bytes:
-        """`PChannelOwner.append_from`, whichever node owns the partition. `Unavailable` says nothing of what was
-        appended: ask again."""
+        """`PChannelOwner.append_from`, whichever node owns the partition: what it appends has a later timestamp than
+        any of this node so far. `Unavailable` says nothing of what was appended: ask again."""
         if self._local.is_open((channel,)):
             return await self._local.owner.append_from(source, channel, records, after=after)
-        params = {"source": source, "channel": channel, "after": after}
+        params = {"source": source, "channel": channel, "after": after, "at": self._node.clock.now()}
         body = pack_sourced(records)
         try:
             owner = self._remote_owner(channel)

@@ -35,11 +35,12 @@ class SettleParams(TypedDict):
 
 class AppendFromParams(TypedDict):
     """Messages of a source for a partition of a topic, with their offsets in the body, and the offset `after` which
-    they come there."""
+    they come there, later than the time `at`."""
 
     source: str
     channel: str
     after: bytes
+    at: Number
 
 
 class FlushParams(TypedDict):

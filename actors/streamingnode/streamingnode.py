@@ -326,7 +326,9 @@ class StreamingNode(Role):
             records = unpack_sourced(request.body)
         except DECODE_ERRORS as error:
             raise InvalidRequest(f"malformed messages of a source: {error}") from error
+        self._check_time(params["at"])
         self._check_open([params["channel"]])
+        self.node.clock.observe(params["at"])
         return {"offset": await self.append_from(params["source"], params["channel"], records, after=params["after"])}
 
     async def _settle(self, part: WritePart, late: WritePart) -> Appended:
@@ -385,6 +387,11 @@ class StreamingNode(Role):
         if not self._local.is_open(channels):
             raise Unavailable("this node does not own the channels yet, or any more; retry")
 
+    def _check_time(self, at: int) -> None:
+        """Raise `InvalidRequest` for a time of another node that nothing here may be later than."""
+        if not self.node.clock.believes(at):
+            raise InvalidRequest(f"the time {at} lies days ahead")
+
     def _count(self, records: Sequence[tuple[str, Record]], appended: asyncio.Future[Appended]) -> None:
         """Count records as unflushed once they are in the log. Of a door that has crashed meanwhile it is not known: to
         count them until the next flush is safe."""
@@ -409,8 +416,7 @@ class StreamingNode(Role):
     async def _sync(self, request: Request) -> Answer:
         params = request.params
         channels, at, id = params["channels"], params.get("at", 0), params.get("id")
-        if not self.node.clock.believes(at):
-            raise InvalidRequest(f"the time {at} lies days ahead")
+        self._check_time(at)
         self._check_open(channels)
         if id is not None:
             self._vchannels.check_open(self.catalog.catalog.by_id(id), channels)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -399,6 +399,38 @@ async def test_schedule_13_clocks_apart_and_set_back_release_nothing_early_and_n
                 assert due_s + 2.9 <= nodes.now_s() < due_s + 5, "by the wall clock of who releases it"
     finally:
         await nodes.stop()
+
+
+async def test_what_another_node_releases_is_stamped_behind_its_due_time(
+    home, tmp_path: Path, rng: random.Random
+) -> None:
+    """The clock of the new partitions' owner is behind that of who releases."""
+    nodes = Nodes(tmp_path, rng, SimulatedWal)
+    try:
+        await nodes.start("behind")
+        await nodes.start("ahead", ahead_ms=2_000)
+        async with nodes.client() as client:
+            topic = await client.create_topic("t", 1)
+            await _placed(nodes, client, topic.pchannels, "ahead")
+            for number in range(5):
+                await client.send("t", f"{number}", deliver_after_s=30 + number)
+            topic = await client.alter_topic("t", 2)
+            await _placed(nodes, client, map(pchannel_of, topic.partitions), "behind")
+            async with await client.subscribe("t", "g") as member:
+                for _ in range(5):
+                    (message,) = (await anext(member)).messages
+                    assert message.due_ts < message.ts
+        assert nodes.owners()[delay_channel_of(topic.pchannels[0])] == "ahead"
+    finally:
+        await nodes.stop()
+
+
+async def _placed(nodes: Nodes, client: Client, channels: Iterable[str], node: str) -> None:
+    for channel in channels:
+        if nodes.owners()[channel] != node:
+            await client._rpc.call("mixcoord", "move", {"channel": channel, "node": node})
+        while nodes.owners()[channel] != node:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
 def _moment(ms: int) -> datetime:
