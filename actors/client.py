@@ -392,8 +392,8 @@ class Client:
     async def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:
         """Cancel a message that is due later, by one of `SendResult.ids`. True: it is not delivered, and that is
         durable. False: it was due already. Repeated it says what became of the message then: True where this, or an
-        earlier one, came in time. Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, and as
-        `send` does."""
+        earlier one, came in time. Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, or of
+        an epoch of it that has gone, and as `send` does."""
         return await self._topics.cancel(topic, id, deadline_s)
 
     # ---- writes -----------------------------------------------------------------------------------------------------
