@@ -5,8 +5,9 @@ the present epoch, whoever owns them. Each of these knows how far it has come wi
 A message is released where, in any epoch from its own on, its partition has come as far as its id: so an epoch gets
 messages only once those before have ended, what they have is final, and the delay channel says so.
 
-Two kinds of notes in the delay channel say it (`note_offset`): into which epoch is released, and how far the partitions
-of the epochs before had come, where that is further than the id up to which all is done.
+Two kinds of notes in the delay channel say it (`note_offset`): into which epoch is released, and how far partitions
+have come, where that is further than the id up to which all is done: those of the epochs before, and of the present one
+where another takes so long that retention might remove what one knows of it.
 """
 
 from __future__ import annotations
@@ -98,14 +99,23 @@ class PartitionTargets:
             await self._catalog.changed()
         ended = self._targets()
         for target, offset in zip(ended, await asyncio.gather(*map(self._ask, ended)), strict=True):
-            if self._epoch == self._first:
-                await note_offset(self._owner, self._channel, self._channel, offset)
-            elif offset > self._done:
-                await note_offset(self._owner, self._source_in(target), self._channel, offset)
+            await self._note(target, offset)
         epoch = self._topic.epoch
         await note_offset(self._owner, self._channel + EPOCH, self._channel, epoch.to_bytes(8, "big"))
         self._epoch, self._is_over = epoch, False
         self._reached, self._after = {}, {}
+
+    async def note_reached(self) -> None:
+        """`ReleaseTargets.note_reached`."""
+        for target, offset in list(self._reached.items()):
+            await self._note(target, offset)
+
+    async def _note(self, target: str, offset: bytes) -> None:
+        """Store in the delay channel how far a target has come."""
+        if target == self._partition:
+            await note_offset(self._owner, self._channel, self._channel, offset)
+        elif offset > self._done:
+            await note_offset(self._owner, self._source_in(target), self._channel, offset)
 
     def _targets(self) -> list[str]:
         """The pchannels of the epoch into which is released that may get messages."""
@@ -114,7 +124,7 @@ class PartitionTargets:
         return list(map(pchannel_of, self._topic.partitions_of(self._epoch)))
 
     def _source_in(self, target: str) -> str:
-        """As which source the delay channel notes how far a target had come when it ended."""
+        """As which source the delay channel notes how far a target has come: when it ended, or others took long."""
         return f"{self._channel}>{target}"
 
     # ---- messages ---------------------------------------------------------------------------------------------------
@@ -123,7 +133,7 @@ class PartitionTargets:
         """`ReleaseTargets.target_of`."""
         if message.id <= self.reached(self._partition):
             return None
-        for epoch in range(self._first + 1, self._epoch):
+        for epoch in range(self._first + 1, self._epoch + 1):
             source = self._source_in(self._place(message, epoch))
             if message.id <= self._owner.source_offset(source, self._channel):
                 return None

@@ -240,13 +240,13 @@ class Releaser:
             target = self._targets.target_of(message)
             if target is not None:
                 by_target.setdefault(target, []).append(message)
-        releases = [self._release(target, batch) for target, batch in by_target.items()]
-        left: list[DelayedMessage] = []
-        for result in await asyncio.gather(*releases, return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
-            left += result
-        return sorted(left, key=_id)
+        releases = [asyncio.create_task(self._release(target, batch)) for target, batch in by_target.items()]
+        try:
+            while releases and (await asyncio.wait(releases, timeout=TRUNCATE_S))[1]:
+                await self._patiently(self._targets.note_reached)  # retention goes on while one holds up the others
+        finally:
+            await ended(*releases)
+        return sorted([message for each in releases for message in each.result()], key=_id)
 
     async def _release(self, target: str, messages: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
         """Append messages to a channel; returns those that it may not have, and does not take any more."""

@@ -34,6 +34,10 @@ class ReleaseTargets(Protocol):
         `ChannelNotFound`."""
         ...
 
+    async def note_reached(self) -> None:
+        """A channel takes long: keep how far the others have come, of which retention may take that."""
+        ...
+
     async def nothing_pending(self, time: int) -> None:
         """All that was stored up to `time` is released."""
         ...
@@ -63,6 +67,9 @@ class OwnedTargets:
             raise ChannelNotFound(f"{target} is no channel of this owner any more", channel=target)
         records = [(each.id, each.record) for each in messages]
         await self._owner.append_from(self._source, target, records, after=self.reached(target))
+
+    async def note_reached(self) -> None:
+        """`ReleaseTargets.note_reached`: each channel says it alone."""
 
     async def nothing_pending(self, time: int) -> None:
         """`ReleaseTargets.nothing_pending`: more may come."""

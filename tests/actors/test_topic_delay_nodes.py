@@ -21,7 +21,9 @@ from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.delays.delayed import DelayedId
 from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError
 from tidewal.runtime.log.names import delay_channel_of, pchannel_of
+from tidewal.runtime.log.record import decode
 from tidewal.runtime.ownership.batch import recorded_source
+from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
@@ -423,6 +425,34 @@ async def test_what_another_node_releases_is_stamped_behind_its_due_time(
         assert nodes.owners()[delay_channel_of(topic.pchannels[0])] == "ahead"
     finally:
         await nodes.stop()
+
+
+async def test_what_is_released_comes_once_where_retention_goes_on_beside_a_partition_that_stands_still(
+    three: Nodes,
+) -> None:
+    async with three.client() as client:
+        await client.create_topic("t", 1)
+        for number in range(8):
+            await client.send("t", f"{number}", key=f"{number}", deliver_after_s=15)
+        first, stuck = map(pchannel_of, (await client.alter_topic("t", 2)).partitions)
+        await asyncio.sleep(5)
+        three.stall([stuck])
+        await asyncio.sleep(30)
+        wal = MemoryWal(three.log)
+        before = await wal.latest_id(first)
+        assert before is not None
+        got = Counter(bytes(decode(each.payload).body) for each in three.log.channels[first].entries)
+        await wal.truncate(first, before)  # with all that it knows of the delay channel
+        for name in "abc":
+            await three.kill(name)
+        three.go_on([stuck])
+        for name in "abc":
+            await three.start(name, wait=False)
+        await asyncio.sleep(30)
+        for channel in (first, stuck):
+            entries = [each for each in three.log.channels[channel].entries if channel != first or each.id > before]
+            got.update(bytes(decode(each.payload).body) for each in entries)
+    assert [got[b"%d" % number] for number in range(8)] == 8 * [1]
 
 
 async def _placed(nodes: Nodes, client: Client, channels: Iterable[str], node: str) -> None:
