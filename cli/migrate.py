@@ -160,6 +160,8 @@ async def _cancelled(url: str, to: str) -> None:
 
 async def _taken_back(old: Wal, to: str) -> None:
     await cancellable_state(old, to)
+    if await _proof_of_ended(old, to) is not None:  # nodes have it open
+        raise InvalidRequest("nothing can be taken back: it is migrated already, and the other log is in use")
     async with _target(old, to) as new:
         await cancel_migration(old, new, to)
 

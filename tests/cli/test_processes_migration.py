@@ -53,6 +53,10 @@ def test_all_processes_and_their_clients_go_on_with_the_new_log(start: Start, tm
     assert node.poll() is None
     with pytest.raises(Moved):
         asyncio.run(opened(old))
+    refused = start("migrate", old, "--to", new, "--cancel")
+    assert refused.wait(60) != 0
+    assert refused.stdout is not None
+    assert "it is migrated already" in refused.stdout.read()
     node.send_signal(signal.SIGTERM)
     assert node.wait(60) == 0
     assert asyncio.run(again(data, new)) == keys
