@@ -12,7 +12,19 @@ from ..errors import ChannelNotFound, InvalidRequest
 from ..log.read_only import ReadOnlyWal
 from ..log.record import RecordType, record_type
 from ..log.replication_state import is_replication_channel
-from ..log.wal import ChannelInfo, ChannelPolicy, Entry, From, FromId, GroupInfo, GroupMember, Payload, Start, Wal
+from ..log.wal import (
+    Capabilities,
+    ChannelInfo,
+    ChannelPolicy,
+    Entry,
+    From,
+    FromId,
+    GroupInfo,
+    GroupMember,
+    Payload,
+    Start,
+    Wal,
+)
 from ..migration.channel_copy import Check
 from ..migration.moved_state import MovedState
 from ..migration.node_log import CATALOG_KIND, STATE_CHANNELS
@@ -37,7 +49,7 @@ class LineLog(ReadOnlyWal):
 
     def __init__(self, wal: Wal, line: ConsistentLine, check: Check, dropped: Set[str] = frozenset()) -> None:
         super().__init__(wal)
-        self.capabilities = replace(wal.capabilities, one_node=True)
+        self.capabilities: Capabilities = replace(wal.capabilities, one_node=True)
         self.line: ConsistentLine = line
         self._check, self._dropped = check, dropped
         self._states: dict[str, tuple[ChannelPolicy, list[Entry]]] = {}

@@ -76,7 +76,9 @@ async def test_a_log_is_in_use_while_it_is_prepared_and_the_rest_is_little() -> 
     await old.seek_group("far", "orders", FromId((await content(old, "orders"))[2_500].id))
     old.counted = new.counted = 0
     await migrate(old, new, OLD, NEW, compared=compared)
-    assert old.counted < 1_500, old.counted
+    assert old.counted < 2_000, (
+        old.counted
+    )  # of 5,000: a position, and attempts, are looked up between two that are kept
     assert new.counted < 1_500, new.counted
     await assert_same(old, new)
     assert (await migration_state(old)).phase is MigrationPhase.MIGRATED
