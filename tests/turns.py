@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+Choice = TypeVar("Choice")
 
 EVERY = int(os.environ.get("TIDEWAL_TEST_EVERY", "3"))  # of the writes at which a process is killed; with 1 all of them
 
@@ -24,3 +27,12 @@ def writes_in_turn(turn: int) -> Iterator[tuple[int, int]]:
         print(f"killed at write {write}")
         yield write, number
         write, number = write + EVERY, number + 1
+
+
+def in_turn(choices: Sequence[Choice], turn: int) -> Iterator[tuple[str, Choice]]:
+    """The choice of this run, which `turn` says, with `TIDEWAL_TEST_EVERY` 1 all; each with its number, as the name of
+    a directory. Prints it, for a test that fails there."""
+    for number, choice in enumerate(choices):
+        if EVERY == 1 or number == turn % len(choices):
+            print(f"in turn: {choice}")
+            yield str(number), choice

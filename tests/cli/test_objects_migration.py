@@ -14,7 +14,8 @@ import pytest
 
 import tidewal
 from tests.cli.test_online_migration import clients_go_on, found
-from tests.cli.test_processes_migration import killed_in_the_switch, migrated_past_a_kill, written_meanwhile
+from tests.cli.test_processes_migration import MOMENTS, killed_in_the_switch, migrated_past_a_kill, written_meanwhile
+from tests.turns import in_turn
 from tidewal.runtime.config.loading import load_settings
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -31,8 +32,7 @@ def linked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEWAL__CLUSTER__LEASEMS", "4000")
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> tuple[str, str]:
+def logs_in(tmp_path: Path) -> tuple[str, str]:
     return f"file://{tmp_path / 'log'}", f"file://{tmp_path / 'elsewhere'}"
 
 
@@ -60,8 +60,8 @@ async def again(data: Path, url: str) -> list[int]:
         return await found(client)
 
 
-def test_nodes_and_clients_go_on_with_the_new_log(start: Start, tmp_path: Path, logs: tuple[str, str]) -> None:
-    old, new = logs
+def test_nodes_and_clients_go_on_with_the_new_log(start: Start, tmp_path: Path) -> None:
+    old, new = logs_in(tmp_path)
     nodes = start_nodes(start, tmp_path, old)
     migrate = partial(start, "migrate", old, "--to", new, "--tables", tmp_path / "tables")
     keys = asyncio.run(clients_go_on(old, migrate))
@@ -70,11 +70,13 @@ def test_nodes_and_clients_go_on_with_the_new_log(start: Start, tmp_path: Path, 
     assert asyncio.run(again(tmp_path, new)) == keys
 
 
-@pytest.mark.parametrize("moment", ["copying", "nodes belong to the cluster", "is equal in both"])
-def test_a_kill_of_the_node_that_owns_the_log_loses_nothing(
-    start: Start, tmp_path: Path, logs: tuple[str, str], moment: str
-) -> None:
-    old, new = logs
+def test_a_kill_of_the_node_that_owns_the_log_loses_nothing(start: Start, tmp_path: Path, turn: int) -> None:
+    for place, moment in in_turn(MOMENTS, turn):
+        kill_the_owner(start, tmp_path / place, moment)
+
+
+def kill_the_owner(start: Start, tmp_path: Path, moment: str) -> None:
+    old, new = logs_in(tmp_path)
     owner, other = start_nodes(start, tmp_path, old)
     migrate = partial(start, "migrate", old, "--to", new, "--tables", tmp_path / "tables")
     rows = asyncio.run(written_meanwhile(old, lambda: print(migrated_past_a_kill(migrate, owner.pid, moment))))
@@ -82,11 +84,15 @@ def test_a_kill_of_the_node_that_owns_the_log_loses_nothing(
     assert asyncio.run(again(tmp_path, new)) == rows
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["goes on", "is taken back"])
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
-    start: Start, tmp_path: Path, logs: tuple[str, str], back: bool
+    start: Start, tmp_path: Path, turn: int
 ) -> None:
-    old, new = logs
+    for place, back in in_turn((False, True), turn):
+        kill_the_command(start, tmp_path / place, back=back)
+
+
+def kill_the_command(start: Start, tmp_path: Path, *, back: bool) -> None:
+    old, new = logs_in(tmp_path)
     owner, other = start_nodes(start, tmp_path, old)
     migrate = partial(start, "migrate", old, "--to", new)
 

@@ -17,6 +17,7 @@ import pytest
 
 import tidewal
 from tests.cli.test_online_migration import THINGS, clients_go_on, found
+from tests.turns import in_turn
 from tidewal.runtime.errors import Moved
 from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
 from tidewal.runtime.log.opening import open_wal
@@ -95,6 +96,9 @@ async def written_meanwhile(data: Path | str, move: Callable[[], object]) -> lis
         return keys
 
 
+MOMENTS = ("copying", "nodes belong to the cluster", "is equal in both")  # in what the command says
+
+
 def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: int, moment: str) -> str:
     """Migrate, kill the owner at that moment, and type the command again until it succeeds. Returns all it has said."""
     said, killed = "", False
@@ -116,8 +120,12 @@ def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: in
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moment", ["copying", "nodes belong to the cluster", "is equal in both", "once it is over"])
-def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start, tmp_path: Path, moment: str) -> None:
+def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start, tmp_path: Path, turn: int) -> None:
+    for place, moment in in_turn((*MOMENTS, "once it is over"), turn):
+        kill_the_owner(start, tmp_path / place, moment)
+
+
+def kill_the_owner(start: Start, tmp_path: Path, moment: str) -> None:
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
     old = f"rocksmq://{data / 'log'}"
     node, owner = start_processes(start, data)
@@ -147,10 +155,14 @@ def killed_in_the_switch(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("back", [False, True], ids=["goes on", "is taken back"])
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
-    start: Start, tmp_path: Path, back: bool
+    start: Start, tmp_path: Path, turn: int
 ) -> None:
+    for place, back in in_turn((False, True), turn):
+        kill_the_command(start, tmp_path / place, back=back)
+
+
+def kill_the_command(start: Start, tmp_path: Path, *, back: bool) -> None:
     """And with it the process that has the directory: another one takes that over, or it is started again."""
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
     old = f"rocksmq://{data / 'log'}"
