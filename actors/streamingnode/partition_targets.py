@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.catalog.topics import READY, Topic
@@ -129,20 +130,24 @@ class PartitionTargets:
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
-    def target_of(self, message: DelayedMessage) -> str | None:
-        """`ReleaseTargets.target_of`."""
-        if message.id <= self.reached(self._partition):
-            return None
-        for epoch in range(self._first + 1, self._epoch + 1):
-            source = self._source_in(self._place(message, epoch))
-            if message.id <= self._owner.source_offset(source, self._channel):
-                return None
-        return self._place(message, self._epoch)
+    def divided(self, messages: Sequence[DelayedMessage]) -> Mapping[str, list[DelayedMessage]]:
+        """`ReleaseTargets.divided`."""
+        reached = self.reached(self._partition)
+        left = [each for each in messages if each.id > reached]
+        if self._epoch == self._first:
+            return {self._partition: left} if left else {}
+        topic, found = self._topic, dict[str, list[DelayedMessage]]()
 
-    def _place(self, message: DelayedMessage, epoch: int) -> str:
-        if epoch == self._first:
-            return self._partition
-        return later_partition(self._topic, self._partition, message.record.key, epoch)
+        @cache
+        def noted(target: str) -> bytes:
+            return self._owner.source_offset(self._source_in(target), self._channel)
+
+        for message in left:
+            key, epochs = message.record.key, range(self._first + 1, self._epoch + 1)
+            targets = [later_partition(topic, self._partition, key, epoch) for epoch in epochs]
+            if all(message.id > noted(target) for target in targets):
+                found.setdefault(targets[-1], []).append(message)
+        return found
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
         """`ReleaseTargets.append`."""

@@ -235,12 +235,8 @@ class Releaser:
     async def _release_all(self, messages: Sequence[DelayedMessage]) -> list[DelayedMessage]:
         """Append messages to the channels that take them now; returns, in order, those that are for others by then."""
         await self._patiently(self._targets.settle)
-        by_target: dict[str, list[DelayedMessage]] = {}
-        for message in messages:
-            target = self._targets.target_of(message)
-            if target is not None:
-                by_target.setdefault(target, []).append(message)
-        releases = [asyncio.create_task(self._release(target, batch)) for target, batch in by_target.items()]
+        divided = self._targets.divided(messages)
+        releases = [asyncio.create_task(self._release(target, batch)) for target, batch in divided.items()]
         try:
             while releases and (await asyncio.wait(releases, timeout=TRUNCATE_S))[1]:
                 await self._patiently(self._targets.note_reached)  # retention goes on while one holds up the others

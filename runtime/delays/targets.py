@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import ChannelNotFound
@@ -21,11 +21,11 @@ class ReleaseTargets(Protocol):
         ...
 
     async def settle(self) -> None:
-        """Wait until it is decided which channels these are. Called before `target_of`."""
+        """Wait until it is decided which channels these are. Called before `divided`."""
         ...
 
-    def target_of(self, message: DelayedMessage) -> str | None:
-        """The channel into which `message` is to be released; None where it is known to be."""
+    def divided(self, messages: Sequence[DelayedMessage]) -> Mapping[str, list[DelayedMessage]]:
+        """The messages that are not known to be released, in their order, by the channels into which they are to be."""
         ...
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
@@ -57,9 +57,12 @@ class OwnedTargets:
     async def settle(self) -> None:
         """`ReleaseTargets.settle`: they are always the same."""
 
-    def target_of(self, message: DelayedMessage) -> str | None:
-        """`ReleaseTargets.target_of`."""
-        return message.channel
+    def divided(self, messages: Sequence[DelayedMessage]) -> Mapping[str, list[DelayedMessage]]:
+        """`ReleaseTargets.divided`."""
+        found: dict[str, list[DelayedMessage]] = {}
+        for message in messages:
+            found.setdefault(message.channel, []).append(message)
+        return found
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
         """`ReleaseTargets.append`."""
