@@ -37,7 +37,7 @@ from ..runtime.waiting import first_of
 from .local_owner import WritePart
 from .pchannels import pchannels_of
 from .transaction_commits import TransactionCommits, is_prepared
-from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, pack_sourced, part_on, write_request
+from .write_requests import SUBMITTED, DoorPlace, SendAgain, appended_from, pack_labelled, part_on, write_request
 
 if TYPE_CHECKING:
     from .node import Node
@@ -385,7 +385,7 @@ class Owners:
         if self._local.is_open((channel,)):
             return await self._local.owner.append_from(source, channel, records, after=after)
         params = {"source": source, "channel": channel, "after": after, "at": self._node.clock.now()}
-        body = pack_sourced(records)
+        body = pack_labelled(records)
         try:
             owner = self._remote_owner(channel)
             reply = await self._ask(owner, "append_from", [channel], params, body, deadline_s=SOURCED_DEADLINE_S)

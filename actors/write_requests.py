@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgpack
 
@@ -15,6 +15,8 @@ from ..runtime.log.wal import Payload
 from ..runtime.ownership import Appended
 from ..runtime.replicated.records import typed
 from .local_owner import WritePart
+
+Label = TypeVar("Label", str, bytes)
 
 SUBMITTED = "submitted"  # field of an error: the owner had taken the part, and the log has refused it
 
@@ -49,7 +51,7 @@ def write_request(part: WritePart, place: DoorPlace, until: int, attempt: str = 
         params: dict[str, Any] = {**_described(part, place, until), "records": [], "transaction": True}
         return params | ({"attempt": attempt} if attempt else {}), _packed_participants(part)
     if part.kind is RecordType.MESSAGE:
-        return {**_described(part, place, until), "records": [], "messages": True}, _packed(part)
+        return {**_described(part, place, until), "records": [], "messages": True}, pack_labelled(part.records)
     params = {
         **_described(part, place, until),
         "records": [
@@ -75,11 +77,11 @@ def _described(part: WritePart, place: DoorPlace, until: int) -> dict[str, Any]:
     }
 
 
-def _packed(part: WritePart) -> bytes:
-    """Many small messages: what describes them would not fit into the header of a request."""
+def pack_labelled(records: Sequence[tuple[str | bytes, Record]]) -> bytes:
+    """The body of a request with many small messages, each with its channel, or its offset in a source: what describes
+    them would not fit into the header of a request."""
     wire = [
-        (channel, int(each.type), each.vchannel, each.key, dict(each.tags), bytes(each.body))
-        for channel, each in part.records
+        (label, int(each.type), each.vchannel, each.key, dict(each.tags), bytes(each.body)) for label, each in records
     ]
     return cast(bytes, msgpack.packb(wire))
 
@@ -148,11 +150,11 @@ def transaction_of(participants: Sequence[WritePart], producer: str, pseq: int, 
     return WritePart("", 0, 0, records, producer, pseq, rows, channels=channels, participants=participants)
 
 
-def _unpacked(body: Payload) -> list[tuple[str, Record]]:
-    wire = cast("list[tuple[str, int, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
+def _unpacked(body: Payload, label: type[Label]) -> list[tuple[Label, Record]]:
+    wire = cast("list[tuple[object, int, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
     return [
         (
-            typed(channel, str),
+            typed(each, label),
             Record(
                 RecordType(kind),
                 vchannel=typed(vchannel, str),
@@ -161,7 +163,7 @@ def _unpacked(body: Payload) -> list[tuple[str, Record]]:
                 body=typed(content, bytes),
             ),
         )
-        for channel, kind, vchannel, key, tags, content in wire
+        for each, kind, vchannel, key, tags, content in wire
     ]
 
 
@@ -171,7 +173,7 @@ def part_of(params: Mapping[str, Any], body: Payload) -> WritePart:
     if params.get("transaction"):
         return _transaction(params, body)
     if params.get("messages"):
-        return _part(params, _unpacked(body), RecordType.MESSAGE)
+        return _part(params, _unpacked(body, str), RecordType.MESSAGE)
     described = cast("Sequence[tuple[str, str, Tags, int, int]]", params["records"])
     ends = list(accumulate(size for _, _, _, size, _ in described))
     if min((size for _, _, _, size, _ in described), default=0) < 0 or (ends or [0])[-1] != len(body):
@@ -202,28 +204,13 @@ def _part(params: Mapping[str, Any], records: Sequence[tuple[str, Record]], kind
     )
 
 
-def pack_sourced(records: Sequence[tuple[bytes, Record]]) -> bytes:
-    """The body of a request to append messages of a source, with their offsets."""
-    wire = [(offset, each.vchannel, each.key, dict(each.tags), bytes(each.body)) for offset, each in records]
-    return cast(bytes, msgpack.packb(wire))
-
-
 def unpack_sourced(body: Payload) -> list[tuple[bytes, Record]]:
-    """The messages of a source in a request. Raises one of `DECODE_ERRORS` where the body is no such."""
-    wire = cast("list[tuple[bytes, str, bytes, Tags, bytes]]", msgpack.unpackb(body))
-    return [
-        (
-            typed(offset, bytes),
-            Record(
-                RecordType.MESSAGE,
-                vchannel=typed(vchannel, str),
-                key=typed(key, bytes),
-                tags=cast(Tags, typed(tags, dict)),
-                body=typed(content, bytes),
-            ),
-        )
-        for offset, vchannel, key, tags, content in wire
-    ]
+    """The messages of a source in a request, with their offsets, as `pack_labelled` has packed them. Raises one of
+    `DECODE_ERRORS` where the body is no such."""
+    records = _unpacked(body, bytes)
+    if any(record.type is not RecordType.MESSAGE for _, record in records):
+        raise ValueError("a source has messages alone")
+    return records
 
 
 def appended_values(appended: Appended) -> Mapping[str, Any]:
