@@ -8,15 +8,17 @@ they are complete, the states of the nodes, and where groups stood before.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import CorruptLog
 from ..log.policy_codec import decode_policy, encode_policy
 from ..log.record import TIMELESS_TYPES, read_header
-from ..log.wal import ChannelPolicy, Entry
+from ..log.wal import ChannelPolicy, Entry, FromId, Wal
 from ..streams.channel_reader import Granted
+from ..streams.stream_base import reading
+from .replicated_node import DISORDER
 
 ABOVE = b"\xff" * 64
 """In the place of an id, in a saved state: the replica did not have that entry yet. It lies behind all others."""
@@ -101,7 +103,8 @@ class LineEnd:
     the channel, for its owners' records alone to count; None where these are not known, or where it has none."""
 
     def __init__(self, time: int, granted: Granted | None) -> None:
-        self._time, self._granted = time, granted
+        self.time: int = time
+        self._granted = granted
         self._last: tuple[int, int] | None = None  # the highest (term, cseq)
         self.first_above: bytes | None = None  # the id of the first entry that is not of the line, as far as was read
 
@@ -113,7 +116,7 @@ class LineEnd:
         kind, ts, term, cseq = header[:4]
         if not self._counts(entry.id, ts, term, cseq):
             return False
-        if ts > self._time:
+        if ts > self.time:
             self.first_above = self.first_above or entry.id
             return kind not in TIMELESS_TYPES
         if kind not in TIMELESS_TYPES:
@@ -133,12 +136,16 @@ class LineEnd:
         return True
 
 
-async def first_above(line: LineEnd, batches: AsyncIterator[Sequence[Entry]], latest: bytes) -> bytes | None:
-    """The id of the first of the entries up to `latest` that is not of the line, as they are read; None for none."""
-    async for entries in batches:
-        for entry in entries:
-            if entry.id > latest or line.read(entry):
-                return line.first_above
-        if entries[-1].id >= latest:
-            break
+async def first_above(wal: Wal, channel: str, line: LineEnd, latest: bytes) -> bytes | None:
+    """The id of the first entry of a channel, up to `latest`, that is not of the line; None for none."""
+    start = await wal.id_at(channel, max(0, line.time - DISORDER))
+    if start is None or start > latest:
+        return None
+    async with reading(wal, channel, FromId(start, inclusive=True)) as batches:
+        async for entries in batches:
+            for entry in entries:
+                if entry.id > latest or line.read(entry):
+                    return line.first_above
+            if entries[-1].id >= latest:
+                break
     return line.first_above

@@ -32,7 +32,6 @@ from ..streams.channel_reader import Granted
 from ..streams.stream_base import reading
 from .consistent_line import ABOVE, ConsistentLine, LineEnd, StoredState, first_above
 from .line_drawer import AUTHOR, FIRST
-from .replicated_node import DISORDER
 
 _BEGUN = (RecordType.EPOCH_BEGIN, RecordType.MESSAGE)
 
@@ -82,11 +81,7 @@ class LineLog(ReadOnlyWal):
 
     async def _find_end(self, name: str, granted: Granted | None) -> None:
         """Let the channel end before its first entry that is not of the line."""
-        start = await self._wal.id_at(name, max(0, self.line.time - DISORDER))
-        if start is None or start > self._latest[name]:
-            return
-        async with reading(self._wal, name, FromId(start, inclusive=True)) as batches:
-            first = await first_above(LineEnd(self.line.time, granted), batches, self._latest[name])
+        first = await first_above(self._wal, name, LineEnd(self.line.time, granted), self._latest[name])
         if first is not None:
             self._latest[name] = (int.from_bytes(first) - 1).to_bytes(len(first))  # there need not be such an entry
 

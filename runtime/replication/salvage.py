@@ -21,7 +21,7 @@ from ..migration.node_log import node_names
 from ..streams.stream_base import reading
 from .channel_mirror import entries_behind, entry_digest, replicated_digest
 from .consistent_line import ConsistentLine, LineEnd, first_above
-from .replicated_node import DISORDER, is_written_anew
+from .replicated_node import is_written_anew
 from .replicator import is_own
 
 _log = logging.getLogger(__name__)
@@ -72,11 +72,10 @@ async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIte
 
 async def entries_above(wal: Wal, info: ChannelInfo, time: int) -> AsyncIterator[Entry]:
     """What a channel of nodes has above a line at `time`."""
-    start, latest = await wal.id_at(info.name, max(0, time - DISORDER)), info.latest_id
-    if start is None or latest is None or start > latest:
+    latest = info.latest_id
+    if latest is None:
         return
-    async with reading(wal, info.name, FromId(start, inclusive=True)) as batches:
-        first = await first_above(LineEnd(time, None), batches, latest)
+    first = await first_above(wal, info.name, LineEnd(time, None), latest)
     if first is not None:
         async with reading(wal, info.name, FromId(first, inclusive=True)) as batches:
             async for entries in batches:
