@@ -63,6 +63,16 @@ class NodeProcess:
         assert self.started is not None, "it was not ready yet"
         return self.started
 
+    async def run(self, node: Standalone) -> None:
+        """Let `node` work until it fails, or this is to leave."""
+        self.started = node
+        self.ready.set()
+        failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(self.leaving.wait())
+        await asyncio.wait([failed, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        self.error = failed.result() if failed.done() else None
+        failed.cancel()
+
     def role(self, name: str) -> Any:
         return role_of(self.node, name)
 
@@ -118,13 +128,7 @@ class Nodes:
         try:
             of_version = type("OfVersion", (Standalone,), {"_version": self.versions.get(each.name, THIS_VERSION)})
             async with of_version(wal, tables, roles=roles, **options) as node:
-                each.started = node
-                each.ready.set()
-                failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(each.leaving.wait())
-                await asyncio.wait([failed, leaving], return_when=asyncio.FIRST_COMPLETED)
-                leaving.cancel()
-                each.error = failed.result() if failed.done() else None
-                failed.cancel()
+                await each.run(node)
         except TidewalError as error:  # it has not started
             each.error = error
         finally:

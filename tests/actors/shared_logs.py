@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -111,13 +110,7 @@ class SharedNodes(Nodes):
         try:
             logs = await open_logs(opener, await self.configured(), settings, Metrics(each.name))
             async with Standalone(logs.wal, self._directory / "tables", roles=roles, logs=logs, **options) as node:
-                each.started = node
-                each.ready.set()
-                failed, leaving = asyncio.ensure_future(node.failed()), asyncio.ensure_future(each.leaving.wait())
-                await asyncio.wait([failed, leaving], return_when=asyncio.FIRST_COMPLETED)
-                leaving.cancel()
-                each.error = failed.result() if failed.done() else None
-                failed.cancel()
+                await each.run(node)
         except TidewalError as error:  # it has not started
             each.error = error
         finally:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from copy import copy
 from pathlib import Path
 
 import pytest
 
 from tests.actors.test_node_migration import Copy, DyingTables, assert_goes_on, filled, keys, logs_of, tables_of
-from tests.actors.test_node_replication import REPLICA, SOURCE, replica_of, replicating
+from tests.actors.test_node_replication import REPLICA, SOURCE, beside, replica_of, replicating
 from tests.dying_wal import DyingWal, Killed
+from tests.turns import writes_in_turn
 from tidewal.actors.datanode import current_table
 from tidewal.actors.datanode.current_table import CurrentTable
 from tidewal.actors.datanode.log_table import LogTable
@@ -24,7 +24,7 @@ from tidewal.runtime.replication.promotion import promote, promote_alone
 from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
 from tidewal.runtime.tables.table_store import CURRENT, LOG, open_tables
-from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.testing.memory import MemoryWal
 
 NEW = "memory://new"
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
@@ -33,12 +33,7 @@ DRAWN_S = 1.5  # until a line has been drawn
 
 def new_of(home):
     """The home that a node has when it goes on with what was promoted."""
-    other = copy(home)
-    if home.virtual:
-        other.log, other.memory = MemoryLog(), MemoryWal
-    else:
-        other.log_directory = home.directory / "new"
-    return other
+    return beside(home, "new", MemoryWal)
 
 
 async def forced(home, other, dropped: frozenset[str] = frozenset()) -> tuple[object, ReplicationState]:
@@ -227,16 +222,15 @@ async def test_an_idle_channel_keeps_no_line_back(home) -> None:
 @pytest.mark.long
 @MEMORY_ONLY
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-async def test_a_promotion_that_is_killed_at_each_third_write_goes_on(home, tmp_path: Path, behind: bool) -> None:
+async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: Path, turn: int, behind: bool) -> None:
     await filled(home)
     other = replica_of(home)
     await replicated(home, other)
     async with home.client() as client:  # a table has to go back
         await client.insert("people", home.people(50))
         await client.flush("people")
-    kills, step = 0, 0
-    while True:
-        step += 3
+    kills = 0
+    for step, _ in writes_in_turn(turn):
         this, left = Copy(other, tmp_path / f"{step}"), [step]
         replica, new = this.log, this.new
         try:

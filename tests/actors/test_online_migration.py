@@ -348,17 +348,25 @@ class Held:
         return held
 
 
+async def held_in_switch(
+    home, node: Standalone, client: Client, step: str, patch: pytest.MonkeyPatch
+) -> tuple[Held, asyncio.Task[Any]]:
+    """Store a row, and migrate as far as `Held.at` says: what holds it there, and the migration."""
+    await client.create_collection(home.PEOPLE)
+    await client.insert("people", home.people(1))
+    held = Held.at(step, node, patch)
+    migrating = asyncio.create_task(node.migrate(NEW))
+    await held.reached.wait()
+    return held, migrating
+
+
 @pytest.mark.parametrize("step", ["begins", "ends"])
 async def test_a_switch_is_not_taken_back_from_its_beginning_until_the_roles_work(
     home, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     opener = MemoryOpener()
     async with node_on(home, opener) as node, node.client() as client:
-        await client.create_collection(home.PEOPLE)
-        await client.insert("people", home.people(1))
-        held = Held.at(step, node, monkeypatch)
-        migrating = asyncio.create_task(node.migrate(NEW))
-        await held.reached.wait()
+        held, migrating = await held_in_switch(home, node, client, step, monkeypatch)
         with pytest.raises(Unavailable, match="at this moment"):
             await node._migration.cancel(NEW)
         held.go_on.set()
@@ -373,11 +381,7 @@ async def test_a_node_that_is_closed_in_a_switch_leaves_a_log_in_use(
 ) -> None:
     opener = MemoryOpener()
     async with node_on(home, opener) as node, node.client() as client:
-        await client.create_collection(home.PEOPLE)
-        await client.insert("people", home.people(1))
-        held = Held.at(step, node, monkeypatch)
-        migrating = asyncio.create_task(node.migrate(NEW))
-        await held.reached.wait()
+        held, migrating = await held_in_switch(home, node, client, step, monkeypatch)
         closing = asyncio.create_task(node.close())
         await asyncio.sleep(1)
         held.go_on.set()
@@ -534,6 +538,13 @@ class Reader:
         await member.aclose()
 
 
+async def until_done(done: dict[str, list[int]], sent: int) -> None:
+    """Wait until as many of each key are done as were sent."""
+    async with asyncio.timeout(60):
+        while not all(len(done.get(f"{key}", ())) >= sent for key in range(KEYS)):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
 async def send_all(client: Client, ended: asyncio.Event) -> int:
     number = 0
     while not ended.is_set():
@@ -563,9 +574,7 @@ async def test_members_go_on_in_order_and_nothing_is_lost_or_done_twice(home, to
         await asyncio.sleep(1)
         stopped.set()
         sent = await sending
-        async with asyncio.timeout(60):
-            while not all(len(done.get(f"{key}", ())) >= sent for key in range(KEYS)):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until_done(done, sent)
         await asyncio.sleep(2)
         ended.set()
         await asyncio.gather(*readers)

@@ -15,7 +15,7 @@ import pytest
 from tests.actors.conftest import PEOPLE, people
 from tests.actors.nodes import Traffic
 from tests.actors.shared_logs import NEW, OLD, SharedNodes
-from tests.actors.test_online_migration import KEYS, Reader, send_all
+from tests.actors.test_online_migration import KEYS, Reader, send_all, until_done
 from tidewal.actors.cluster_member import ClusterMember
 from tidewal.actors.followed_log import FollowedLog
 from tidewal.actors.shared_log_migration import SWITCHING, SharedLogMigration
@@ -247,9 +247,7 @@ async def test_members_of_groups_leave_and_go_on_in_order(nodes: SharedNodes) ->
         await asyncio.sleep(2)
         stopped.set()
         sent = await sending
-        async with asyncio.timeout(60):
-            while not all(len(done.get(f"{key}", ())) >= sent for key in range(KEYS)):  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await until_done(done, sent)
         await asyncio.sleep(2)
         ended.set()
         await asyncio.gather(*readers)

@@ -301,25 +301,30 @@ class Died(BaseException):
     pass
 
 
+async def died_at_the_copy(client, script: Script, step: str) -> None:
+    """Have a member handle a message that fails, and die before or behind its copy for the retry topic."""
+    await client.create_topic("orders", 1)
+    await client.send("orders", "fail:1", key="k")
+    member = await client.subscribe("orders", "billing", retry_topic=True)
+    send = member.send_to_retry_topic
+
+    async def dying(unit, /, **options):
+        if step == "behind the copy":
+            await send(unit, **options)
+        raise Died
+
+    member.send_to_retry_topic = dying
+    with pytest.raises(Died):
+        await tidewal.process(member.wal, member, script, EXACTLY, retry=POLICY)
+    await member.aclose()
+
+
 @virtual
 @pytest.mark.parametrize("step", ["before the copy", "behind the copy"])
 async def test_a_member_that_dies_at_the_copy_leaves_one_copy_and_no_call(home, step) -> None:
     script = Script()
     async with home.node() as node, node.client() as client:
-        await client.create_topic("orders", 1)
-        await client.send("orders", "fail:1", key="k")
-        member = await client.subscribe("orders", "billing", retry_topic=True)
-        send = member.send_to_retry_topic
-
-        async def dying(unit, /, **options):
-            if step == "behind the copy":
-                await send(unit, **options)
-            raise Died
-
-        member.send_to_retry_topic = dying
-        with pytest.raises(Died):
-            await tidewal.process(member.wal, member, script, EXACTLY, retry=POLICY)
-        await member.aclose()
+        await died_at_the_copy(client, script, step)
         assert script.calls == {b"fail:1": 1}
         await working(client, script, 1, semantics=EXACTLY)
         assert script.attempts == {b"fail:1": [0, 1]}, "the original was handled again, or two copies came"
@@ -354,20 +359,7 @@ async def test_a_copy_that_is_sent_again_behind_a_growth_comes_once(home, step) 
     is over."""
     script = Script()
     async with home.node() as node, node.client() as client:
-        await client.create_topic("orders", 1)
-        await client.send("orders", "fail:1", key="k")
-        member = await client.subscribe("orders", "billing", retry_topic=True)
-        send = member.send_to_retry_topic
-
-        async def dying(unit, /, **options):
-            if step == "behind the copy":
-                await send(unit, **options)
-            raise Died
-
-        member.send_to_retry_topic = dying
-        with pytest.raises(Died):
-            await tidewal.process(member.wal, member, script, EXACTLY, retry=POLICY)
-        await member.aclose()
+        await died_at_the_copy(client, script, step)
         for partitions in (3, 2):
             await client.alter_topic("orders.retry.billing", partitions)
         await working(client, script, 1, semantics=EXACTLY)
