@@ -15,7 +15,7 @@ from ..runtime.errors import DeadlineExceeded, TidewalError
 from .deadlines import in_s, left_s
 from .turns import Turns, Version
 
-AGAIN_S = 0.1  # until who describes it is asked again, where it does not know yet what an owner does
+AGAIN_S = 0.1  # until the leader is asked again, where it does not know yet what an owner does
 
 DescribedT = TypeVar("DescribedT", Collection, Topic)
 
@@ -91,7 +91,7 @@ class WritePlace(Generic[DescribedT]):
             ) from None
 
     async def _found(self, until: float) -> DescribedT | None:
-        """What has the name; None where who describes it does not know what became of its own question to the log.
+        """What has the name; None where the leader does not know what became of its own question to the log.
         Nothing was written then, so the write does not end with that: it is asked again."""
         try:
             return await self._described.find(self._name, left_s(until))

@@ -247,7 +247,7 @@ class Standalone:
 
     async def _go_on_with(self, wal: Wal) -> bool:
         """Start the roles on another log, or on the same one again, as `_start_roles` does. Where the log fails for a
-        moment they are started again: nobody may start this process anew, with the URL of the right one."""
+        moment they are started again: there may be no supervisor that starts this process with the right URL."""
         assert self._following is not None
         until_s = self._hybrid.clock.monotonic() + STARTED_S
         started: bool | None = None

@@ -23,7 +23,7 @@ class PositionFences:
         return self._node.cluster.state.transactions.positions
 
     async def fence(self, group: str, channel: str) -> DecidedPosition:
-        """Let nobody but the member that asks for this have transactions move the group's position in a channel;
+        """Let the member that asks for this alone have transactions move the group's position in a channel;
         returns what was decided until then. Raises `ChannelNotFound` for a channel that has no owner, `Overloaded`
         (`limit` "decided_positions"), `Unavailable` where another member has asked meanwhile, and what the log
         raises."""
@@ -45,7 +45,7 @@ class PositionFences:
 
     async def _dropped(self) -> set[str]:
         """The channels that have a position and are gone with their topics."""
-        known = self._positions.channels  # each was in the catalog before it was here: who has read so far knows it
+        known = self._positions.channels  # each was in the catalog before: one that is read so far has it
         if known <= self._catalog.catalog.channels.keys():
             return set()
         return known.difference((await self._catalog.catch_up()).channels)

@@ -1,9 +1,9 @@
 """Into which partitions of a topic the messages of one delay channel are released, as the topic grows and shrinks.
 
 What is pending when a partition ends stays in its delay channel, under its ids, and is released into the partitions of
-the present epoch, whoever owns them. Each of these knows how far it has come with the delay channel, as with a source.
-A message is released where, in any epoch from its own on, its partition has come as far as its id: so an epoch gets
-messages only once those before have ended, what they have is final, and the delay channel says so.
+the present epoch, also those of other owners. Each of these knows how far it has come with the delay channel, as with
+a source. A message is released where, in any epoch from its own on, its partition has come as far as its id: so an
+epoch gets messages only once those before have ended, what they have is final, and the delay channel says so.
 
 Two kinds of notes in the delay channel say it (`note_offset`): into which epoch is released, and how far partitions
 have come, where that is further than the id up to which all is done: those of the epochs before, and of the present one

@@ -28,7 +28,7 @@ from .messages import Message, Partitioner, PlacedMessage, SendResult, pack_mess
 from .retry_topics import PARTITIONS_MAX, RetryTopics, retry_topic_name
 from .sender import Sending, TopicSender
 
-FENCE_DEADLINE_S = 10.0  # of one question about a position; who needs it asks again
+FENCE_DEADLINE_S = 10.0  # of one question about a position; the member asks again
 GROWN_S = 3.0  # for a retry topic to get more partitions, as a member subscribes
 COPY_DEADLINE_S = 10.0  # of a copy for a retry topic; it is sent again under its number then
 

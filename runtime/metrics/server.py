@@ -1,10 +1,10 @@
 """Serve `/metrics`, `/healthz` and `/readyz` over HTTP.
 
 `/healthz` means progress, not that the process exists: 200 while the node's own check says ok, else 503; `/readyz` is
-503 also while the node makes progress, but serves nobody. Both carry the details of the check as JSON, and a check that
-raises is not ok. The endpoint listens on loopback unless told
-otherwise, answers GET and HEAD, one request per connection, and drops a client that has not finished its request within
-`REQUEST_TIMEOUT_S` or whose request is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
+503 also while the node makes progress, but answers no requests. Both carry the details of the check as JSON, and a
+check that raises is not ok. The endpoint listens on loopback unless it is given another host, answers GET and HEAD, one
+request per connection, and drops a client that has not finished its request within `REQUEST_TIMEOUT_S` or whose request
+is longer than `MAX_REQUEST_BYTES`, and any beyond `CONNECTIONS_MAX` at once.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ async def migrate_in_use(
     stops for what is left, and goes on with `new`. The parameters are those of `migrate`; what uses `old` has `leave_s`
     seconds to leave it, and `clock` gives records their time.
 
-    Raises what `prepare` and `migrate` do, and `Unavailable`, which names who has not left. After an error `old` is in
-    use again, unless it is migrated, or another run has the migration (`Fenced`); this may be called again, or be taken
-    back. Killed in between, what uses `old` waits for that."""
+    Raises what `prepare` and `migrate` do, and `Unavailable`, which names the nodes and groups that have not left.
+    After an error `old` is in use again, unless it is migrated, or another run has the migration (`Fenced`); this may
+    be called again, or be taken back. Killed in between, what uses `old` waits for that."""
     await check_source(old, new_url)
     leases = LeaseWatch(old, clock)
     await leases.look()

@@ -159,7 +159,7 @@ class LineDrawer:
         promised: Mapping[str, tuple[int, int]],
     ) -> int | None:
         """Up to which time the channels, which are so far, are complete, of what the catalog knows; None where that is
-        unknown. One without an owner is when nothing came to it since: whoever gets it stamps later times."""
+        unknown. One without an owner is when nothing came to it since: its next owner stamps later times."""
         channels = {} if catalog is None else catalog.state.channels
         times: list[int] = []
         for name, place in places.items():
