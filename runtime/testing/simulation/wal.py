@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ...errors import TidewalError, Unavailable
+from ...errors import ChannelNotFound, TidewalError, Unavailable
 from ...log.wal import Append, Capabilities, Entry, OnAppended, Start
 from ..faults import FaultPlan
 from ..memory import MemoryLog, MemoryWal
@@ -110,7 +111,8 @@ class SimulatedWal(MemoryWal):
         else:
             self._shared.landing -= 1
             self._release()
-            MemoryWal(self.log).submit(entries, _ignore)
+            with suppress(ChannelNotFound):  # dropped meanwhile
+                MemoryWal(self.log).submit(entries, _ignore)
 
     async def read(self, channel: str, start: Start) -> AsyncIterator[Sequence[Entry]]:
         shared = self._shared
