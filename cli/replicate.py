@@ -266,7 +266,9 @@ async def _promoted_at_line(
 
     moved = MovedTables(open_tables(tables)) if tables else None
     async with owned_log(url) as replica:
-        line_of(await replica_of(replica))
+        state = await replica_of(replica)
+        if state.phase is ReplicationPhase.REPLICA:
+            line_of(state)  # else there may be a directory for nothing
         async with owned_log(to, create=True) as new:
             state = await promote_at_line(replica, new, url, to, tables=moved, dropped=dropped, on_progress=on_progress)
         fields = {**_fields(state), "to": shown_url(to)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from functools import partial
 
+from ...runtime.clock import MAX_TIMESTAMP
 from ...runtime.errors import InvalidRequest
 from ...runtime.streams.messages import Position
 from ...runtime.tables.table_store import CURRENT, LOG, TableStore
@@ -19,6 +20,11 @@ class MovedTables:
 
     def __init__(self, tables: TableStore, blocking: RunBlocking = in_thread) -> None:
         self._tables, self._blocking = tables, blocking
+
+    @property
+    def latest(self) -> int:
+        """`NodeTables.latest`."""
+        return MAX_TIMESTAMP
 
     async def collections(self) -> Set[str]:
         """`NodeTables.collections`."""

@@ -22,6 +22,11 @@ TablePositions = Mapping[str, Mapping[str, Position]]
 class NodeTables(Protocol):
     """The tables of the collections of a log (`actors/datanode/moved_tables.py`)."""
 
+    @property
+    def latest(self) -> int:
+        """No position has a later time, whatever nodes have stored."""
+        ...
+
     async def collections(self) -> Set[str]:
         """The names of all collections that have a table. Raises `InvalidRequest` where no node has made a store of
         tables there, and errors of the store."""
@@ -54,7 +59,7 @@ async def table_positions(
     positions: dict[str, Mapping[str, Position]] = {}
     for name, collection in live.items():
         found: Mapping[str, Position] = await tables.positions(name) if name in there else {}
-        await _check_own(old, collection, found, stored.get(collection.id, 0))
+        await _check_own(old, collection, found, min(stored.get(collection.id, 0), tables.latest))
         if name in there:
             positions[name] = found
     return positions

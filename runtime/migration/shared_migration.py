@@ -8,6 +8,8 @@ ended, `migrate` does the rest, and they go on with the new log; where that fail
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from ..clock import Clock
 from ..errors import CorruptLog, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
@@ -59,7 +61,8 @@ async def migrate_in_use(
             await _check_same(old, state)
             await begin_switch(old, new)
         if phase.in_use or phase is MigrationPhase.MIGRATING:
-            await until_left(old, tables, leases, lambda: _check_same(old, state), on_progress, leave_s)
+            look, check = partial(NodeLog.read, old, tables), lambda: _check_same(old, state)
+            await until_left(old, leases, look, check, on_progress, leave_s)
         await _check_same(old, state)
         return await migrate(
             old,
@@ -90,15 +93,16 @@ async def _check_same(old: Wal, state: MigrationState) -> None:
 
 async def until_left(
     old: Wal,
-    tables: NodeTables | None,
     leases: LeaseWatch,
+    look: Callable[[], Awaitable[object]] = unchecked,
     check: Check = unchecked,
     on_progress: OnProgress = lambda _: None,
     leave_s: float = LEAVE_S,
 ) -> None:
     """Wait until no node and no member of a group uses `old`, and nothing rests on the lease of a node; one that is
-    silent is evicted. `check` is called before each look. Raises `Unavailable` where one has not left after `leave_s`
-    seconds, and what `check` does."""
+    silent is evicted. `check` is called before each look, and `look` once all nodes have left: what it raises counts
+    where it does so again, but for `Unavailable`, by which it is called until it does not. Raises `Unavailable` where
+    one has not left after `leave_s` seconds, and what `check` and `look` do."""
     loop = asyncio.get_running_loop()
     until, said, looks = loop.time() + leave_s, "", LOOKS
     while True:
@@ -108,7 +112,7 @@ async def until_left(
             node = await NodeLog.read_states(old)
             if node is not None:
                 node.check_left()  # on a directory this process does not have the lock, which says so else
-            await NodeLog.read(old, tables)
+            await look()
             await idle_groups(old)
             break
         except Unavailable as error:

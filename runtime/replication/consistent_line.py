@@ -36,14 +36,16 @@ class StoredState:
 @dataclass(frozen=True, slots=True)
 class ConsistentLine:
     """`time` is that of the line. `ends` has the channels of nodes, and the last entry of each that the replica had
-    when the line was drawn, b"" for none: of these, what lies above the time is not of the line. Others whose names
-    begin with `prefix`, as those of nodes do, came above it, or are being removed. Programs' channels have no such
-    time. `states` are those of the nodes, by channel, with ids of the replica, and `groups` the positions in the
-    replica that groups had before the line, by group and channel."""
+    when the line was drawn, b"" for none: of these, what lies above the time is not of the line, nor what came since;
+    `ends_in_source` are the same entries there. Others whose names begin with `prefix`, as those of nodes do, came
+    above it, or are being removed. Programs' channels have no such time. `states` are those of the nodes, by channel,
+    with ids of the replica, and `groups` the positions in the replica that groups had before the line, by group and
+    channel."""
 
     time: int
     prefix: str
     ends: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    ends_in_source: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     states: Mapping[str, StoredState] = field(default_factory=dict[str, StoredState])
     groups: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, "Mapping[str, bytes]"])
 
@@ -57,6 +59,7 @@ class ConsistentLine:
             "time": self.time,
             "prefix": self.prefix,
             "ends": {name: id.hex() for name, id in self.ends.items()},
+            "ends_in_source": {name: id.hex() for name, id in self.ends_in_source.items()},
             "states": {
                 name: [
                     encode_policy(state.policy),
@@ -79,6 +82,7 @@ class ConsistentLine:
                 int(wire["time"]),
                 str(wire["prefix"]),
                 {name: bytes.fromhex(id) for name, id in wire["ends"].items()},
+                {name: bytes.fromhex(id) for name, id in wire["ends_in_source"].items()},
                 {
                     name: StoredState(
                         decode_policy(policy), [(int(time), b64decode(payload)) for time, payload in entries]

@@ -48,11 +48,11 @@ async def promote_at_line(
     Raises `InvalidRequest` for a log that is no such replica, or is promoted already, `Unavailable` where it has no
     line yet, `Fenced` where a replicator claims it meanwhile, and as `migrate` does."""
     state = await replica_of(target)
-    if not state.of_node:
-        raise InvalidRequest("the log of this replica has no nodes: promote it with --force alone, it is used itself")
     if state.phase is ReplicationPhase.PROMOTED:
         await _check_moved(target, new_url)
         return state
+    if not state.of_node:
+        raise InvalidRequest("the log of this replica has no nodes: promote it with --force alone, it is used itself")
     line = line_of(state)
     states, claim = ReplicationStates(target), new_id()
     await claim_replica(states, await states.read(), claim, target)
@@ -87,10 +87,15 @@ async def promote_at_line(
 
 
 def line_of(state: ReplicationState) -> ConsistentLine:
-    """The line of a replica. Raises `Unavailable` where it has none."""
+    """The line of a replica. Raises `Unavailable` where it has none, and `InvalidRequest` for one that was promoted, of
+    which the source was fenced or given up since."""
     line = ConsistentLine.from_wire(state.line)
     if line is not None:
         return line
+    if state.phase is ReplicationPhase.PROMOTED:
+        raise InvalidRequest(
+            "this replica was promoted, and its source was fenced, or given up, since: up to where it went is forgotten"
+        )
     halted = [f"{name}: {place.halted}" for name, place in state.channels.items() if place.halted]
     raise Unavailable(
         "the replica has no line yet up to which all of its channels are complete"
@@ -106,7 +111,8 @@ async def left_out(target: Wal, state: ReplicationState) -> AsyncIterator[tuple[
         info = await target.describe(name)
         if is_own(name) or not line.is_of_nodes(name) or info.policy.ephemeral:
             continue
-        above = entries_above(target, info, line.time) if name in line.ends else stored_entries(target, info)
+        end = line.ends.get(name)
+        above = stored_entries(target, info) if end is None else entries_above(target, info, line.time, end)
         async for entry in above:
             yield name, entry
 

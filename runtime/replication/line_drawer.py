@@ -150,7 +150,8 @@ class LineDrawer:
         }
         self._begun = None
         ends = {name: places[name].target for name in cut}
-        return ConsistentLine(time, f"{self._names.prefix}-", ends, states, groups), begun.kept
+        ends_in_source = {name: places[name].source for name in cut}
+        return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups), begun.kept
 
     async def _time(
         self,
@@ -159,9 +160,11 @@ class LineDrawer:
         promised: Mapping[str, tuple[int, int]],
     ) -> int | None:
         """Up to which time the channels, which are so far, are complete, of what the catalog knows; None where that is
-        unknown. One without an owner is when nothing came to it since: its next owner stamps later times."""
+        unknown. One without an owner is up to the last limit, where nothing came to it since: its next owner stamps
+        later times, and may do so before those that other owners have promised."""
         channels = {} if catalog is None else catalog.state.channels
         times: list[int] = []
+        given_up: list[int] = []
         for name, place in places.items():
             state = channels.get(name)
             if state is not None and state.owner:
@@ -169,10 +172,12 @@ class LineDrawer:
                 if not time or catalog is None or not catalog.state.granted(name).covers(max(term, 1), time):
                     return None
                 times.append(time)
-            elif state is not None and (await self._source.latest_id(name) or b"") != place.source:
-                return None
+            elif state is not None:
+                if (await self._source.latest_id(name) or b"") != place.source:
+                    return None
+                given_up.append(max(place.timestamp, state.used_limit))
         if times:
-            return min(times)
+            return min(*times, *given_up)
         highest = [place.timestamp for place in places.values()]
         return max([0, *highest, *(each.used_limit for each in channels.values())])
 

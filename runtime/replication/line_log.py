@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -25,13 +26,15 @@ from ..log.wal import (
     Start,
     Wal,
 )
-from ..migration.channel_copy import Check
+from ..migration.channel_copy import Check, is_lost
 from ..migration.moved_state import MovedState
 from ..migration.node_log import CATALOG_KIND, STATE_CHANNELS
 from ..streams.channel_reader import Granted
 from ..streams.stream_base import reading
 from .consistent_line import ABOVE, ConsistentLine, LineEnd, StoredState, first_above
 from .line_drawer import AUTHOR, FIRST
+
+_log = logging.getLogger(__name__)
 
 _BEGUN = (RecordType.EPOCH_BEGIN, RecordType.MESSAGE)
 
@@ -50,6 +53,7 @@ class LineLog(ReadOnlyWal):
         super().__init__(wal)
         self.capabilities: Capabilities = replace(wal.capabilities, one_node=True)
         self.line: ConsistentLine = line
+        self.collections: Mapping[str, Collection] = {}  # by name, as of the line
         self._check, self._dropped = check, dropped
         self._states: dict[str, tuple[ChannelPolicy, list[Entry]]] = {}
         self._latest: dict[str, bytes] = dict(line.ends)
@@ -89,15 +93,17 @@ class LineLog(ReadOnlyWal):
         begun = {name for topic in catalog.state.topics for name in topic.begun}
         unbegun = {name for name in begun if not await self._has_begun(name)}
 
-        def changed(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        def as_of_line(snapshot: Mapping[str, Any]) -> dict[str, Any]:
             left = without_later(snapshot, self._is_later, unbegun)
             collections = (
                 {**wire, "state": DROPPING} if Collection.from_wire(wire).name in self._dropped else wire
                 for wire in left["collections"]
             )
-            return {**left, "collections": [*collections]}
+            changed = {**left, "collections": [*collections]}
+            self.collections = {each.name: each for each in map(Collection.from_wire, changed["collections"])}
+            return changed
 
-        entries = catalog.entries_with(AUTHOR, FIRST, changed)
+        entries = catalog.entries_with(AUTHOR, FIRST, as_of_line)
         self._put(catalog.channel, StoredState(catalog.policy, entries))
 
     def _is_later(self, channel: str, id: bytes) -> bool:
@@ -163,8 +169,19 @@ class LineLog(ReadOnlyWal):
             capped = {
                 channel: min(id, self._latest.get(channel, id)) for channel, id in positions.items() if channel in there
             }
-            found.append(GroupInfo(name, {channel: id or None for channel, id in capped.items()}, {}))
+            kept = {channel: await self._kept(name, channel, id) for channel, id in capped.items()}
+            found.append(GroupInfo(name, {channel: id or None for channel, id in kept.items()}, {}))
         return found
+
+    async def _kept(self, group: str, channel: str, id: bytes) -> bytes:
+        """The position `id` of a group, b"" where retention has removed what follows: it goes on with what is left. The
+        log in which somebody could move it is gone, and a replica is read-only."""
+        if not await is_lost(self, await self.describe(channel), id):
+            return id
+        _log.warning(
+            "group %s has not done all that retention has removed of %s: it goes on behind that", group, channel
+        )
+        return b""
 
     # ---- what a migration writes -------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
+from ..catalog.catalog import CREATING
+from ..clock import to_datetime
 from ..errors import CorruptLog, InvalidRequest
 from ..log.record import read_header
 from ..log.wal import ChannelInfo, FromId
@@ -22,14 +24,21 @@ class LineTables:
     def __init__(self, tables: NodeTables, log: LineLog) -> None:
         self._tables, self._log = tables, log
 
+    @property
+    def latest(self) -> int:
+        """`NodeTables.latest`: a clock that is behind may have said before the line what is stored above it."""
+        return self._log.line.time
+
     async def collections(self) -> Set[str]:
         """`NodeTables.collections`."""
         return await self._tables.collections()
 
     async def positions(self, collection: str) -> Mapping[str, Position]:
         """`NodeTables.positions`, none of them above the line. Raises `InvalidRequest` where the table was filled from
-        another log, and `PositionLost` where the replica has removed what follows."""
+        another log, or of a collection that was created above the line, and `PositionLost` where the replica has
+        removed what follows."""
         found = await self._tables.positions(collection)
+        self._check_own(collection, found)
         return {vchannel: await self._at_line(collection, at) for vchannel, at in found.items()}
 
     async def move(self, collection: str, before: Mapping[str, Position], after: Mapping[str, Position]) -> None:
@@ -43,6 +52,23 @@ class LineTables:
                 table=collection,
             )
         await self._tables.move(collection, found, after)
+
+    def _check_own(self, name: str, found: Mapping[str, Position]) -> None:
+        """Raise `InvalidRequest` unless the table, with the positions `found`, is that of the line's collection."""
+        collection, time = self._log.collections.get(name), f"{to_datetime(self._log.line.time):%Y-%m-%d %H:%M:%S} UTC"
+        if collection is None or not found:
+            return
+        if collection.state == CREATING:
+            raise InvalidRequest(
+                f"there is a table of {name}, which was created after {time}: move it away, for it begins empty then",
+                table=name,
+            )
+        if found.keys() - set(collection.vchannels):
+            raise InvalidRequest(
+                f"the table of {name} is another collection's: give the tables of this log's nodes. If {name} was "
+                f"dropped after {time} and created again, move its table away, and give --dropped {name}",
+                table=name,
+            )
 
     async def _at_line(self, collection: str, at: Position) -> Position:
         info, time = await self._log.describe(at.channel), self._log.line.time

@@ -9,6 +9,7 @@ the source had beyond is salvaged from it when it is back, and it is fenced then
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,7 @@ from ..migration.group_positions import (
 )
 from ..migration.lease_watch import LeaseWatch
 from ..migration.migration import ROUNDS_MAX
+from ..migration.node_log import NodeLog
 from ..migration.node_tables import NodeTables
 from ..migration.shared_migration import until_left
 from .channel_mirror import HOLDER
@@ -47,6 +49,8 @@ from .replicated_groups import place_of_entry
 from .replicated_node import bring_node, check_node
 from .replicator import Replicator, claim_replica, fenced, holder_of, is_own, release
 from .salvage import counted_place
+
+_log = logging.getLogger(__name__)
 
 
 async def promote(
@@ -76,11 +80,11 @@ async def promote(
     else:
         await check_not_migrating(target, shown_url(target_url))
     await check_source_fenced(source)
-    if not await _is_fenced(source, state):
-        await _check_groups(source)
     if state.phase is ReplicationPhase.REPLICA:
+        if not await _is_fenced(source, state):
+            await _check_groups(source)
         await _bring_over(source, target, state, source_url, target_url, tables, clock)
-    return await _end(source, target, source_url, target_url)
+    return await _end(source, target, source_url, target_url, clock)
 
 
 async def _bring_over(
@@ -102,7 +106,8 @@ async def _bring_over(
             await check_node(source, target, tables)
         await _fence(source, state, target_url, {})
         if replicator.state.of_node and not replicator.state.node and not source.capabilities.one_node:
-            await until_left(source, tables, leases)  # one may have joined before it could see the fence
+            look = partial(NodeLog.read, source, tables)
+            await until_left(source, leases, look)  # one may have joined before it could see the fence
         for _ in range(ROUNDS_MAX):
             before = await _ends(source)
             await replicator.catch_up()
@@ -122,14 +127,19 @@ async def _bring_over(
     await mark_promoted(target, channels, "")
 
 
-async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> ReplicationState:
+async def _end(source: Wal, target: Wal, source_url: str, target_url: str, clock: Clock | None) -> ReplicationState:
     """Have the source fenced, and keep there how far the promoted replica `target` has come, for what is salvaged: the
-    replica itself says in a mark that it is promoted."""
+    replica itself says in a mark that it is promoted. Behind it no node writes to the source: where that is back, some
+    may, and one may join before it could see the fence."""
     states = ReplicationStates(target)
     state = await states.read()
     if not states.is_settled:
         await release(target, HOLDER)
+        leases = LeaseWatch(source, clock)
+        if not await _is_fenced(source, state):
+            await _until_left(source, leases)
         await _fence(source, state, target_url, state.channels)
+        await _until_left(source, leases)
         await states.settle()
     elif not await _is_fenced(source, state):
         raise InvalidRequest(
@@ -137,6 +147,12 @@ async def _end(source: Wal, target: Wal, source_url: str, target_url: str) -> Re
         )
     replaced = await replication_state(source)
     return replace(states.state, number=0, other=shown_url(source_url), channels=replaced.channels, line=replaced.line)
+
+
+async def _until_left(source: Wal, leases: LeaseWatch) -> None:
+    """`until_left`, of a source from which nothing is brought over."""
+    if not source.capabilities.one_node:
+        await until_left(source, leases, on_progress=_log.warning)
 
 
 async def promote_alone(target: Wal) -> ReplicationState:

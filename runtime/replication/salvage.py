@@ -55,7 +55,7 @@ async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIte
         if info.policy.ephemeral:
             continue
         if line is not None and name in line.ends:
-            async for entry in entries_above(source, info, line.time):
+            async for entry in entries_above(source, info, line.time, line.ends_in_source[name]):
                 yield name, entry
             continue
         place = state.channels.get(name, ReplicatedChannel())
@@ -70,20 +70,23 @@ async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIte
             yield name, entry
 
 
-async def entries_above(wal: Wal, info: ChannelInfo, time: int) -> AsyncIterator[Entry]:
-    """What a channel of nodes has above a line at `time`."""
-    latest = info.latest_id
-    if latest is None:
+async def entries_above(wal: Wal, info: ChannelInfo, time: int, end: bytes) -> AsyncIterator[Entry]:
+    """What a channel of nodes has above a line at `time`, or behind the entry `end`, the last one that the replica had
+    when the line was drawn: what comes late to a channel that has no owner may have an earlier time."""
+    if info.latest_id is None:
         return
-    first = await first_above(wal, info.name, LineEnd(time, None), latest)
-    if first is not None:
-        async with reading(wal, info.name, FromId(first, inclusive=True)) as batches:
-            async for entries in batches:
-                for entry in entries:
-                    if entry.id <= latest:
-                        yield entry
-                if entries[-1].id >= latest:
-                    return
+    first = await first_above(wal, info.name, LineEnd(time, None), info.latest_id)
+    if first is None or first > end:
+        async for entry in _remaining(wal, info, end):
+            yield entry
+        return
+    async with reading(wal, info.name, FromId(first, inclusive=True)) as batches:
+        async for entries in batches:
+            for entry in entries:
+                if entry.id <= info.latest_id:
+                    yield entry
+            if entries[-1].id >= info.latest_id:
+                return
 
 
 async def _is_same(source: Wal, info: ChannelInfo, place: ReplicatedChannel) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.dying_wal import Killed
 from tidewal.runtime.catalog.flush_events import FlushEvent
+from tidewal.runtime.clock import MAX_TIMESTAMP
 from tidewal.runtime.errors import CorruptLog, InvalidRequest, PositionLost, PositionMismatch, Unavailable
 from tidewal.runtime.log.migration_state import MigrationPhase, migration_state
 from tidewal.runtime.log.record import Record, RecordType, encode
@@ -37,6 +38,7 @@ class Tables:
         self.damaged: set[str] = set()
         self.moves = 0
         self.dying = False
+        self.latest = MAX_TIMESTAMP
 
     async def collections(self) -> Set[str]:
         return self.by_name.keys()
