@@ -209,9 +209,7 @@ class Replicator:
         self._check_pair(state, source)
         after = replace(state, other=self._shown, of_node=state.of_node or self._node is not None)
         await claim_replica(self._states, after, self._claim, self._target)
-        await (
-            self._check_not_moved()
-        )  # a promotion that has begun by then has the line: no other one may take its place
+        await self._check_not_moved()  # again: of a promotion that has begun by then no other line takes the place
         await self._check_claim()
         # before anything is held there: `forget_replica` knows the replica by this
         await self._source.create_channel(replica_mark(self.state), ChannelPolicy())
