@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, astuple, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from uuid import uuid4
 
 from ..errors import (
@@ -73,8 +73,17 @@ class ReplicatedChannel:
     behind_digest: str = ""
 
 
-GroupPlaces = Mapping[str, Mapping[str, tuple[bytes, bytes]]]
-"""By group and channel: the group's position in the source, and where that is in the replica; b"" before all."""
+class GroupPlace(NamedTuple):
+    """A group's position in a channel of the `source`, where that is in the replica (`target`), b"" before all, and
+    what is stored with it there (`metadata`), with ids of the replica; b"" for nothing."""
+
+    source: bytes
+    target: bytes
+    metadata: bytes = b""
+
+
+GroupPlaces = Mapping[str, Mapping[str, GroupPlace]]
+"""By group and channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class ReplicationState:
     claim: str = ""
     number: int = 0
     channels: Mapping[str, ReplicatedChannel] = field(default_factory=dict[str, ReplicatedChannel])
-    groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, tuple[bytes, bytes]]"])
+    groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, GroupPlace]"])
     of_node: bool = False
     node: Mapping[str, Any] = field(default_factory=dict[str, Any])
     line: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -106,7 +115,7 @@ class ReplicationState:
             name: [each.source.hex(), each.target.hex(), *astuple(each)[2:]] for name, each in self.channels.items()
         }
         fields["groups"] = {
-            group: {name: [source.hex(), target.hex()] for name, (source, target) in places.items()}
+            group: {name: [part.hex() for part in each] for name, each in places.items()}
             for group, places in self.groups.items()
         }
         return in_entries(fields, PART_BYTES)
@@ -124,7 +133,7 @@ def _decoded(reader: EntryReader, entry: Entry) -> ReplicationState | None:
             for name, (source, target, *rest) in fields["channels"].items()
         }
         fields["groups"] = {
-            group: {name: (bytes.fromhex(source), bytes.fromhex(target)) for name, (source, target) in places.items()}
+            group: {name: GroupPlace(*map(bytes.fromhex, each)) for name, each in places.items()}
             for group, places in fields["groups"].items()
         }
         state = ReplicationState(**fields)

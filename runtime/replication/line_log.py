@@ -20,7 +20,6 @@ from ..log.wal import (
     From,
     FromId,
     GroupInfo,
-    GroupMember,
     Payload,
     Start,
     Wal,
@@ -161,9 +160,13 @@ class LineLog(ReadOnlyWal):
         there = set(await self._wal.channels())
         for name, positions in self.line.groups.items():
             capped = {
-                channel: min(id, self._latest.get(channel, id)) for channel, id in positions.items() if channel in there
+                channel: min(each.id, self._latest.get(channel, each.id))
+                for channel, each in positions.items()
+                if channel in there
             }
-            found.append(GroupInfo(name, {channel: id or None for channel, id in capped.items()}, {}))
+            stored = {name: positions[name].metadata for name, id in capped.items() if id == positions[name].id}
+            metadata = {channel: each for channel, each in stored.items() if each}  # others are about what is not there
+            found.append(GroupInfo(name, {channel: id or None for channel, id in capped.items()}, {}, metadata))
         return found
 
     # ---- what a migration writes -------------------------------------------------------------------------------------
@@ -180,9 +183,6 @@ class LineLog(ReadOnlyWal):
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         if channel not in self._states:
             await self._wal.hold(channel, holder, id)
-
-    async def join(self, group: str, channels: Sequence[str], **options: Any) -> GroupMember:
-        return await self._wal.join(group, channels, **options)
 
 
 def _is_from(entry: Entry, start: Start) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -515,7 +515,8 @@ class Replicator:
                 with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
                     await self._let_go(name, self._mirrored[name], place, kept)
         if self._lines is not None and not self._lines.is_begun and claim is None:
-            await self._lines.begin(self.state.groups, self._line_places())
+            with self._while_changed():
+                await self._lines.begin(self.state.groups, self._line_places())
 
     def _line_places(self) -> dict[str, ReplicatedChannel]:
         """The places of the channels that a line may have."""
@@ -527,11 +528,17 @@ class Replicator:
         if self._lines is None:
             return None
         promises = {name: each.mirror.promise for name, each in self._mirrored.items()}
-        try:
+        with self._while_changed():
             return await self._lines.draw(self._line_places(), promises)
+        return None
+
+    @contextmanager
+    def _while_changed(self) -> Generator[None]:
+        """Give a line up where the source changes meanwhile: the next save tries again."""
+        try:
+            yield
         except (ChannelNotFound, CorruptLog, PositionLost) as error:  # a snapshot takes the place of what is read
             _log.warning("no line is drawn now: %s", error)
-            return None
 
     async def save_node(self, node: Mapping[str, Any]) -> None:
         """Save in the replica where nodes go on in it, which replaces its source now."""
