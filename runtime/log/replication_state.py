@@ -94,7 +94,7 @@ class ReplicationState:
     source that was replaced are those that the replica was promoted with. `of_node`: nodes have used the source; `node`
     is, in a promotion, where they go on in the replica (`NodeProof.to_wire`), empty until that is known. `line` is what
     a promotion without the source goes on from (`ConsistentLine.to_wire`), empty until the replica has one, or is not
-    of nodes."""
+    of nodes; `line_kept` are the bytes that came to the replica since that was begun."""
 
     phase: ReplicationPhase = ReplicationPhase.NONE
     log_id: str = ""
@@ -107,6 +107,7 @@ class ReplicationState:
     of_node: bool = False
     node: Mapping[str, Any] = field(default_factory=dict[str, Any])
     line: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    line_kept: int = 0
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
@@ -146,7 +147,7 @@ def _decoded(reader: EntryReader, entry: Entry) -> ReplicationState | None:
 def _check_types(state: ReplicationState) -> None:
     """Raise `TypeError` where a field, of which JSON knows no type, is not of its own one."""
     texts: list[object] = [state.log_id, state.source_id, state.other, state.claim]
-    numbers: list[object] = [state.number]
+    numbers: list[object] = [state.number, state.line_kept]
     for place in state.channels.values():
         texts += [place.halted, place.digest, place.behind_digest]
         numbers += [place.timestamp, place.behind]

@@ -132,6 +132,11 @@ class LineDrawer:
             times = (place.timestamp for name, place in places.items() if name in begun.ends)
             begun.time = max(begun.least, *times, 0)
 
+    def log_time(self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]) -> int:
+        """The highest time that the channels of nodes are known to have, in the replica or by what was announced."""
+        times = (max(place.timestamp, promises[name].latest) for name, place in places.items() if self._is_cut(name))
+        return max(times, default=0)
+
     # ---- the second step ---------------------------------------------------------------------------------------------
 
     async def draw(

@@ -247,7 +247,14 @@ async def mark_promoted(
     if state.claim != claim:
         raise fenced()
     promoted = replace(
-        state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}, node={}, line=line or {}
+        state,
+        phase=ReplicationPhase.PROMOTED,
+        channels=channels,
+        claim="",
+        groups={},
+        node={},
+        line=line or {},
+        line_kept=0,
     )
     try:
         await states.change(promoted)

@@ -52,6 +52,7 @@ from ..waiting import ended
 from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
 from .channel_promise import ChannelPromise
 from .consistent_line import ConsistentLine
+from .line_age import LineStanding
 from .line_drawer import LineDrawer
 from .replicated_groups import group_places, store_places
 from .replicated_node import is_written_anew
@@ -135,6 +136,7 @@ class Replicator:
         self._lines: LineDrawer | None = None  # for these
         self._announced: asyncio.Task[None] | None = None
         self._left: set[str] = set()  # channels that are gone from the source, and are in the replica's line
+        self._kept_bytes, self._begun_bytes = 0, 0  # that came since its line was begun, and since the next one was
 
     @property
     def state(self) -> ReplicationState:
@@ -212,7 +214,7 @@ class Replicator:
         await self._check_claim()
         # before anything is held there: `forget_replica` knows the replica by this
         await self._source.create_channel(replica_mark(self.state), ChannelPolicy())
-        self._saved = dict(self.state.channels)
+        self._saved, self._kept_bytes = dict(self.state.channels), self.state.line_kept
         if id := await self._source.latest_id(REPLICATION_CHANNEL):
             self._lowest_id = bytes(len(id))
         await self._drop_leftovers()
@@ -309,8 +311,13 @@ class Replicator:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, place: ReplicatedChannel) -> None:
-        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite_of(self._node))
+        rewrite = rewrite_of(self._node)
+        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite, self._count)
         self._mirrored[name] = _Mirrored(mirror)
+
+    def _count(self, brought: int) -> None:
+        self._kept_bytes += brought
+        self._begun_bytes += brought
 
     async def _drop_leftovers(self) -> None:
         """Remove from the target what is not in its state any more, and not in the source."""
@@ -434,6 +441,8 @@ class Replicator:
             self._lines.look(self._line_places())
         if self._lag is not None:
             self._lag.note({name: each.place for name, each in self._mirrored.items() if name not in self._left})
+            if self._lines is not None:
+                self._lag.line.note(self._line_standing(self._lines))
 
     async def _on_ended(self, name: str, each: _Mirrored, task: asyncio.Task[None]) -> None:
         each.task = None
@@ -506,17 +515,28 @@ class Replicator:
                 groups=groups,
                 claim=self._claim if claim is None else claim,
                 line=known if drawn is None else drawn[0].to_wire(),
+                line_kept=self._kept_bytes if drawn is None else self._begun_bytes,
             )
             if after != before:
                 await self._change(after)
+            if drawn is not None:
+                self._kept_bytes = self._begun_bytes
         kept = None if drawn is None else drawn[1]
         for name, place in places.items():
             if name in self._mirrored:
                 with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
                     await self._let_go(name, self._mirrored[name], place, kept)
         if self._lines is not None and not self._lines.is_begun and claim is None:
+            self._begun_bytes = 0
             with self._while_changed():
                 await self._lines.begin(self.state.groups, self._line_places())
+
+    def _line_standing(self, lines: LineDrawer) -> LineStanding:
+        log_time = lines.log_time(self._line_places(), self._promises())
+        return LineStanding(self.state.line.get("time", 0), log_time, self._kept_bytes, lines.waits_for)
+
+    def _promises(self) -> dict[str, ChannelPromise]:
+        return {name: each.mirror.promise for name, each in self._mirrored.items()}
 
     def _line_places(self) -> dict[str, ReplicatedChannel]:
         """The places of the channels that a line may have."""
@@ -527,9 +547,8 @@ class Replicator:
         """A new line, where one can be drawn; and from which id on the replica keeps each channel then."""
         if self._lines is None:
             return None
-        promises = {name: each.mirror.promise for name, each in self._mirrored.items()}
         with self._while_changed():
-            return await self._lines.draw(self._line_places(), promises)
+            return await self._lines.draw(self._line_places(), self._promises())
         return None
 
     @contextmanager
