@@ -32,6 +32,7 @@ from ..migration.moved_state import MovedState
 from ..migration.node_log import CATALOG_KIND, CLUSTER_KIND
 from ..replicated.records import decode_entry
 from ..streams.stream_base import reading
+from ..waiting import side_by_side
 from .channel_promise import ChannelPromise
 from .consistent_line import ABOVE, ConsistentLine, StoredState
 from .line_groups import LineGroups
@@ -102,9 +103,12 @@ class LineDrawer:
         has_groups = self._source.capabilities.groups and self._target.capabilities.groups
         groups = LineGroups(await self._source.groups() if has_groups else [], decided, known)
         begun = _Begun(groups, (await self._decisions()).latest)
-        for name, place in places.items():
+
+        async def note(name: str) -> None:
             with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next line looks again
-                await self._note(begun, name, place)
+                await self._note(begun, name, places[name])
+
+        await side_by_side(places, note)
         self._begun = begun
 
     async def _note(self, begun: _Begun, name: str, place: ReplicatedChannel) -> None:

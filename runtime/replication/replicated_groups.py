@@ -11,6 +11,7 @@ from ..log.replication_state import GroupPlace, GroupPlaces, ReplicatedChannel
 from ..log.wal import From, FromId, GroupInfo, Wal
 from ..migration.channel_copy import Check
 from ..migration.group_positions import GroupPosition, metadata_in_place, store_positions
+from ..waiting import side_by_side
 from .channel_mirror import entries_behind, entry_at, place_behind
 
 
@@ -111,12 +112,16 @@ async def store_places(target: Wal, places: GroupPlaces, known: GroupPlaces, che
     for group in {each.name for each in await target.groups()} - places.keys():
         await check()
         await target.drop_group(group)
-    for group, channels in places.items():
-        for channel, each in channels.items():
-            before = known.get(group, {}).get(channel)
-            if before is None or before.target != each.target:
-                await check()
-                await target.seek_group(group, channel, FromId(each.target) if each.target else From.EARLIEST)
+
+    async def move(of: tuple[str, str]) -> None:
+        group, channel = of
+        there = places[group][channel].target
+        await check()
+        await target.seek_group(group, channel, FromId(there) if there else From.EARLIEST)
+
+    now = {(group, channel): each.target for group, channels in places.items() for channel, each in channels.items()}
+    before = {(group, channel): each.target for group, channels in known.items() for channel, each in channels.items()}
+    await side_by_side([key for key, there in now.items() if before.get(key) != there], move)
 
 
 async def store_metadata(target: Wal, places: GroupPlaces) -> None:

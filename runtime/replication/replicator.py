@@ -48,7 +48,7 @@ from ..log.replication_state import (
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
 from ..migration.node_log import STATE_CHANNELS, node_names
 from ..migration.node_records import rewrite_of
-from ..waiting import ended
+from ..waiting import ended, side_by_side
 from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
 from .channel_promise import ChannelPromise
 from .consistent_line import ConsistentLine
@@ -58,6 +58,7 @@ from .replicated_groups import group_places, store_places
 from .replicated_node import is_written_anew
 from .replication_lag import ReplicationLag
 
+MIRRORS_AT_ONCE = 8  # each has some MiB of entries under way
 CLAIM_S = 2.0
 CLAIM_WAIT_S = 15.0
 HALTING = (Unsupported, MessageTooLarge, PositionLost)  # of a channel, whose replica ends there; others go on
@@ -186,14 +187,20 @@ class Replicator:
         """Bring over all that the source has now, channel by channel, and save it. Raises as `run`, and what halts a
         channel."""
         await self._sync_names()
-        for name in list(self._mirrored):
+        others: dict[str, ReplicaDiffers] = {}
+
+        async def catch_up(name: str) -> None:
             if refused := self._mirrored[name].refused:
                 raise refused
             try:
                 await self._mirrored[name].mirror.catch_up()
             except ReplicaDiffers as error:
-                await self._anew(name, error)
-                await self._mirrored[name].mirror.catch_up()
+                others[name] = error
+
+        await side_by_side(list(self._mirrored), catch_up, MIRRORS_AT_ONCE)
+        for name, error in others.items():
+            await self._anew(name, error)
+            await self._mirrored[name].mirror.catch_up()
         await self.save()
 
     # ---- the claim ---------------------------------------------------------------------------------------------------
@@ -381,11 +388,12 @@ class Replicator:
         self._left = {name for name in gone if self._is_in_line(name)}
         for name in gone - self._left:
             await self._drop(name)
-        for name in sorted(names - self._mirrored.keys() - self._contentless):
-            try:
+
+        async def create(name: str) -> None:
+            with suppress(ChannelNotFound):  # dropped meanwhile
                 await self._create(name, await self._source.describe(name))
-            except ChannelNotFound:  # dropped meanwhile
-                continue
+
+        await side_by_side(sorted(names - self._mirrored.keys() - self._contentless), create)
 
     def _is_in_line(self, name: str) -> bool:
         """Whether a promotion without the source would need the channel: that may be dropped once a later line says
@@ -522,10 +530,13 @@ class Replicator:
             if drawn is not None:
                 self._kept_bytes = self._begun_bytes
         kept = None if drawn is None else drawn[1]
-        for name, place in places.items():
+
+        async def let_go(name: str) -> None:
             if name in self._mirrored:
                 with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
-                    await self._let_go(name, self._mirrored[name], place, kept)
+                    await self._let_go(name, self._mirrored[name], places[name], kept)
+
+        await side_by_side(places, let_go)
         if self._lines is not None and not self._lines.is_begun and claim is None:
             self._begun_bytes = 0
             with self._while_changed():
@@ -618,10 +629,13 @@ async def claim_replica(states: ReplicationStates, after: ReplicationState, clai
 
 async def release(wal: Wal, holder: str) -> None:
     """Let go of all that `wal` holds for `holder`."""
-    for name in await wal.channels():
+
+    async def let_go(name: str) -> None:
         with suppress(ChannelNotFound):  # dropped meanwhile
             if not is_own(name) and not (await wal.describe(name)).policy.ephemeral:
                 await wal.hold(name, holder, None)
+
+    await side_by_side(await wal.channels(), let_go)
 
 
 def fenced() -> Fenced:
