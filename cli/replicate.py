@@ -321,6 +321,7 @@ def _fields(state: ReplicationState) -> dict[str, Any]:
         "other": state.other,
         "of_node": state.of_node,
         "line": shown_time(state.line["time"]) if state.line else None,
+        "line_kept": state.line_kept,
         "channels": channels,
     }
 
@@ -332,7 +333,8 @@ def _text(fields: dict[str, Any]) -> str:
     if fields["of_node"]:
         lines.append("a log of nodes")
     if fields["line"] is not None:
-        lines.append(f"complete up to {fields['line']}")
+        kept = f", keeps {fields['line_kept']:,} bytes for that" if fields["line_kept"] else ""
+        lines.append(f"complete up to {fields['line']}{kept}")
     if "to" in fields:
         lines.append(f"{fields['to']} goes on")
     for name, each in fields["channels"].items():

@@ -299,6 +299,16 @@ ALERTS = (
         " being removed",
     ),
     Alert(
+        "ReplicaLineStands",
+        "replication_line_age_seconds",
+        f"max by ({NODE_LABEL}) ({{metric}}) > 60",
+        "2m",
+        "warning",
+        "a promotion of the replica without its source would leave out the last {{ $value }} s of the log",
+        "the replicator's log says why: a channel is halted, has no owner, or its owner is slow to promise a time; the"
+        " replica's disk is not freed meanwhile",
+    ),
+    Alert(
         "GroupsCutOff",
         "rocksmq_groups_cut_off_total",
         _happened(NODE_LABEL),

@@ -1,9 +1,9 @@
-"""Waiting for one of several tasks, and for their ends."""
+"""Waiting for one of several tasks, for all of them, and for their ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -48,3 +48,20 @@ async def to_its_end(future: asyncio.Future[T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([future])
         raise
+
+
+async def side_by_side(items: Iterable[T], call: Callable[[T], Awaitable[object]], at_once: int = 32) -> None:
+    """Await `call` for each of the items, begun in their order, up to `at_once` of them at a time: a log makes durable
+    together what it is told meanwhile. Where one raises, or the caller is cancelled, the others are ended first."""
+    calls = list(items)
+    waiting = iter(calls)
+
+    async def work() -> None:
+        for item in waiting:
+            await call(item)
+
+    async with begun(*(work() for _ in calls[:at_once])) as tasks:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()

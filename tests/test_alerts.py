@@ -249,6 +249,15 @@ CASES = [
         {"channel_name": "c"},
     ),
     Case(
+        "ReplicaLineStands",
+        'tidewal_replication_line_age_seconds{node_id="replicator"}',
+        "2x5 90x9 0x9",
+        [9, 14],
+        [5, 7, 17],
+        "a promotion of the replica without its source would leave out the last 90 s of the log",
+        {"node_id": "replicator"},
+    ),
+    Case(
         "ReplicationHalted",
         'tidewal_replication_halted{node_id="replicator", channel_name="c"}',
         "0x5 1x5 0x5",

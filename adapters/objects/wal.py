@@ -12,6 +12,7 @@ from ...runtime.errors import ChannelNotFound, Closed, Fenced, MessageTooLarge, 
 from ...runtime.groups.coordinator_client import CoordinatorClient
 from ...runtime.groups.group_consumer import GroupConsumer
 from ...runtime.groups.group_wal import GroupWal
+from ...runtime.groups.progress import GroupProgress, group_info
 from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, check_plain, not_found, other_policy
 from ...runtime.log.migration_state import MIGRATION_CHANNEL, check_in_use
@@ -419,11 +420,11 @@ class ObjectWal(GroupWal):
         await self._fresh(confirmed=True)
         if self._groups is not None or self._links.route.link is not None:
             return await (await self._coordinator_client()).groups()
-        positions: dict[str, dict[str, bytes | None]] = {}
+        progress: dict[str, dict[str, GroupProgress]] = {}
         for channel in self._state.names.values():
-            for group, progress in channel.groups.items():
-                positions.setdefault(group, {})[channel.name] = progress.acked_to or None
-        return [GroupInfo(group, positions[group], {}) for group in sorted(positions)]
+            for group, each in channel.groups.items():
+                progress.setdefault(group, {})[channel.name] = each
+        return [group_info(group, found, {}) for group, found in sorted(progress.items())]
 
     async def _coordinator_client(self) -> CoordinatorClient:
         self._check_open()

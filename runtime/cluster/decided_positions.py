@@ -115,6 +115,16 @@ class DecidedPositions:
         """The position of a group in a channel; None where it was never fenced."""
         return self._positions.get((group, channel))
 
+    def moved_since(self, before: DecidedPositions) -> dict[tuple[str, str], int]:
+        """The token under which each position, by group and channel, was moved last, of those that transactions have
+        moved since these positions were as they are in `before`."""
+        known = {key: (each.decided, each.upto) for key, each in before._positions.items()}
+        return {
+            key: each.decided
+            for key, each in self._positions.items()
+            if each.decided and known.get(key) != (each.decided, each.upto)
+        }
+
     def check(self, moves: PositionMoves) -> None:
         """Raise `Fenced` where one of the steps may not be made, now or ever: another fence has followed that of its
         token, or what it acknowledges was acknowledged under it before."""

@@ -19,7 +19,7 @@ from ..log.wal import Append, From, GroupInfo, OnAppended
 from .assignment_state import AssignmentState, Done
 from .coordinator_client import Ack, AssignedChannel, MemberAssignment
 from .membership import Assignment, Group, MemberState
-from .progress import Change, GroupBackend, GroupProgress, check_metadata, check_new
+from .progress import Change, GroupBackend, GroupProgress, check_metadata, check_new, group_info
 from .subscriptions import Subscription
 
 MAX_SINGLE_ACKS = 10_000  # per channel and group, above what is acknowledged cumulatively
@@ -228,11 +228,11 @@ class GroupCoordinator(AssignmentState):
         """All groups that have positions or members, by name."""
         with self._lock:
             self._check_open()
-            positions: dict[str, dict[str, bytes | None]] = {name: {} for name in self._groups}
+            progress: dict[str, dict[str, GroupProgress]] = {name: {} for name in self._groups}
             for channel in sorted(self._backend.channels()):
-                for group, progress in list(self._positions(channel).items()):
-                    positions.setdefault(group, {})[channel] = progress.acked_to or None
-            infos = [GroupInfo(name, at, self._members(name)) for name, at in sorted(positions.items())]
+                for group, each in list(self._positions(channel).items()):
+                    progress.setdefault(group, {})[channel] = each
+            infos = [group_info(name, found, self._members(name)) for name, found in sorted(progress.items())]
             return [info for info in infos if info.positions or info.members]
 
     def channels_changed(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..errors import InvalidRequest
-from ..log.wal import Append, ChannelPolicy, OnAppended
+from ..log.wal import Append, ChannelPolicy, GroupInfo, OnAppended
 from .coordinator_client import Ack
 
 MAX_METADATA_BYTES = 2048  # of one position: Kafka's brokers take 4,096 characters for it and for single acks together
@@ -46,6 +46,13 @@ class GroupProgress:
             self.acked_to = change.upto
             self.acked = {id for id in self.acked if id > self.acked_to}
         self.acked.update(id for id in change.ids if id > self.acked_to)
+
+
+def group_info(group: str, progress: Mapping[str, GroupProgress], members: dict[str, frozenset[str]]) -> GroupInfo:
+    """What `Wal.groups` says of a group with this progress, by channel, and these members."""
+    positions = {channel: each.acked_to or None for channel, each in progress.items()}
+    metadata = {channel: each.metadata for channel, each in progress.items() if each.metadata}
+    return GroupInfo(group, positions, members, metadata)
 
 
 def check_new(ack: Ack, progress: GroupProgress, outputs: Sized) -> None:

@@ -90,8 +90,8 @@ class RequestCoordinatorClient(ABC):
 
     async def groups(self) -> list[GroupInfo]:
         return [
-            GroupInfo(name, positions, {member: frozenset(held) for member, held in members.items()})
-            for name, positions, members in await self._ask("group.list")
+            GroupInfo(name, positions, {member: frozenset(held) for member, held in members.items()}, metadata)
+            for name, positions, members, metadata in await self._ask("group.list")
         ]
 
     async def seek_group(self, group: str, channel: str, upto: bytes) -> None:

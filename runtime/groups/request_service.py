@@ -8,13 +8,14 @@ These are the requests, on whatever connection a log has:
     group.release   group member channel epoch                      → nil
     group.seek      group member channel epoch upto                 → nil
     group.leave     group member                                    → nil
-    group.list                                                      → [[group, positions, {member: channels}], …]
+    group.list                                                      → [[group, positions, members, metadata], …]
     group.move      group channel upto                              → nil
     group.drop      group                                           → nil
     beat            group member                                    → nil
 
-`start` is "earliest" or "latest". An assignment is [epoch, acked to, single ids, metadata], an ack [channel, epoch,
-upto or nil, single ids, metadata or nil]; each log has its own form of single ids. `outputs` are entries.
+`members` has the channels of each member, by its id, and `metadata` what is stored with positions, by channel. `start`
+is "earliest" or "latest". An assignment is [epoch, acked to, single ids, metadata], an ack [channel, epoch, upto or
+nil, single ids, metadata or nil]; each log has its own form of single ids. `outputs` are entries.
 `group.shares` waits up to `wait_s` (≤ `LONGEST_WAIT_S`) for another version than `seen`, unless that is nil. Every
 request of a member is a heartbeat of its session; `beat` is nothing else.
 """
@@ -30,7 +31,7 @@ from functools import partial
 from typing import cast
 
 from ..errors import InvalidRequest, TidewalError
-from ..log.wal import Append, From
+from ..log.wal import Append, From, GroupInfo
 from .assignment_state import Done
 from .coordinator import GroupCoordinator
 from .coordinator_client import Ack
@@ -95,10 +96,7 @@ class GroupRequestService(ABC):
             case ["group.leave", str(group), str(member)]:
                 return self._leave(client, group, member)
             case ["group.list"]:
-                return [
-                    [info.name, info.positions, {member: sorted(held) for member, held in info.members.items()}]
-                    for info in self._coordinator.groups()
-                ]
+                return [_listed(info) for info in self._coordinator.groups()]
             case ["group.move", str(group), str(channel), bytes(upto)]:
                 return await settled(lambda done: self._coordinator.seek_group(group, channel, upto, done))
             case ["group.drop", str(group)]:
@@ -167,6 +165,11 @@ class GroupRequestService(ABC):
         if membership is not None and membership.client == client:
             del self._memberships[group, member]
             self._coordinator.leave(group, member, membership.wake)
+
+
+def _listed(info: GroupInfo) -> list[object]:
+    members = {member: sorted(held) for member, held in info.members.items()}
+    return [info.name, info.positions, members, info.metadata]
 
 
 def _wake(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, astuple, dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from uuid import uuid4
 
 from ..errors import (
@@ -73,8 +73,17 @@ class ReplicatedChannel:
     behind_digest: str = ""
 
 
-GroupPlaces = Mapping[str, Mapping[str, tuple[bytes, bytes]]]
-"""By group and channel: the group's position in the source, and where that is in the replica; b"" before all."""
+class GroupPlace(NamedTuple):
+    """A group's position in a channel of the `source`, where that is in the replica (`target`), b"" before all, and
+    what is stored with it there (`metadata`), with ids of the replica; b"" for nothing."""
+
+    source: bytes
+    target: bytes
+    metadata: bytes = b""
+
+
+GroupPlaces = Mapping[str, Mapping[str, GroupPlace]]
+"""By group and channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +94,7 @@ class ReplicationState:
     source that was replaced are those that the replica was promoted with. `of_node`: nodes have used the source; `node`
     is, in a promotion, where they go on in the replica (`NodeProof.to_wire`), empty until that is known. `line` is what
     a promotion without the source goes on from (`ConsistentLine.to_wire`), empty until the replica has one, or is not
-    of nodes."""
+    of nodes; `line_kept` are the bytes that came to the replica since that was begun."""
 
     phase: ReplicationPhase = ReplicationPhase.NONE
     log_id: str = ""
@@ -94,10 +103,11 @@ class ReplicationState:
     claim: str = ""
     number: int = 0
     channels: Mapping[str, ReplicatedChannel] = field(default_factory=dict[str, ReplicatedChannel])
-    groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, tuple[bytes, bytes]]"])
+    groups: GroupPlaces = field(default_factory=dict[str, "Mapping[str, GroupPlace]"])
     of_node: bool = False
     node: Mapping[str, Any] = field(default_factory=dict[str, Any])
     line: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    line_kept: int = 0
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
@@ -106,7 +116,7 @@ class ReplicationState:
             name: [each.source.hex(), each.target.hex(), *astuple(each)[2:]] for name, each in self.channels.items()
         }
         fields["groups"] = {
-            group: {name: [source.hex(), target.hex()] for name, (source, target) in places.items()}
+            group: {name: [part.hex() for part in each] for name, each in places.items()}
             for group, places in self.groups.items()
         }
         return in_entries(fields, PART_BYTES)
@@ -124,7 +134,7 @@ def _decoded(reader: EntryReader, entry: Entry) -> ReplicationState | None:
             for name, (source, target, *rest) in fields["channels"].items()
         }
         fields["groups"] = {
-            group: {name: (bytes.fromhex(source), bytes.fromhex(target)) for name, (source, target) in places.items()}
+            group: {name: GroupPlace(*map(bytes.fromhex, each)) for name, each in places.items()}
             for group, places in fields["groups"].items()
         }
         state = ReplicationState(**fields)
@@ -137,7 +147,7 @@ def _decoded(reader: EntryReader, entry: Entry) -> ReplicationState | None:
 def _check_types(state: ReplicationState) -> None:
     """Raise `TypeError` where a field, of which JSON knows no type, is not of its own one."""
     texts: list[object] = [state.log_id, state.source_id, state.other, state.claim]
-    numbers: list[object] = [state.number]
+    numbers: list[object] = [state.number, state.line_kept]
     for place in state.channels.values():
         texts += [place.halted, place.digest, place.behind_digest]
         numbers += [place.timestamp, place.behind]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
@@ -235,11 +235,13 @@ class Delivered(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
     """The state of a consumer group: for each channel the id up to which all is done (where it began, before it has
-    acknowledged anything; None: before all ids), and for each member the channels it has now."""
+    acknowledged anything; None: before all ids), and for each member the channels it has now. `metadata` is what is
+    stored with the positions, by channel, as of the same moment: of those with which something is."""
 
     name: str
     positions: dict[str, bytes | None]
     members: dict[str, frozenset[str]]
+    metadata: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
 
 class GroupMember(Protocol):

@@ -117,6 +117,18 @@ _WAL = (
         CHANNEL,
     ),
     gauge("replication_halted", "info", "1 while a channel cannot be replicated, though others go on", CHANNEL),
+    gauge(
+        "replication_line_age_seconds",
+        "seconds",
+        "How much of the log's time a promotion without the source would leave out: what nodes have written or "
+        "announced since the last line of their replica",
+    ),
+    gauge(
+        "replication_line_kept_bytes",
+        "bytes",
+        "Payloads that came to the replica of nodes since its last line was begun: whatever its retention, it keeps "
+        "them until there is a later one",
+    ),
     counter("wal_group_retry_total", "Attempts of handlers after one that failed or ended its process", "group"),
     counter(
         "wal_group_ack_timeout_total", "Attempts of handlers, and packs of members, that ack_timeout_s ended", "group"

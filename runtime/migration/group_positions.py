@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from ..errors import Unavailable
@@ -41,22 +41,6 @@ async def groups_of(wal: Wal, *, in_use: bool) -> list[GroupInfo]:
         if group.members and not in_use:
             raise Unavailable(f"group {group.name} has members: stop the programs that use the log, and go on")
     return groups
-
-
-async def stored_metadata(wal: Wal, group: str, channels: Iterable[str]) -> Mapping[str, bytes]:
-    """What is stored with the positions of a group without members, by channel."""
-    names = sorted(channels)
-    if not names:
-        return {}
-    found: dict[str, bytes] = {}
-    member = await wal.join(group, names, session_timeout_s=SESSION_S)
-    try:
-        for name in names:
-            await until_assigned(member, name)
-            found[name] = member.metadata(name)
-    finally:
-        await member.aclose()
-    return found
 
 
 async def metadata_in_place(metadata: bytes, place: Place) -> bytes:

@@ -28,7 +28,7 @@ from ..log.wal import ChannelPolicy, GroupInfo, Wal
 from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, has_ended, is_marked, is_pending, reserve
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
-from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions, stored_metadata
+from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import channels_of, drop_vanished, is_copied, mirrored_channel
 from .node_log import NO_NODE, NodeLog, NodeProof, check_tables, nothing_copied, settle_node
@@ -239,10 +239,9 @@ async def _moved_groups(
     moved: dict[str, dict[str, GroupPosition]] = {}
     for group in groups:
         before = {name: group.positions[name] or b"" for name in sorted(group.positions.keys() & channels)}
-        stored = await stored_metadata(run.old, group.name, before.keys() & places.keys())
         metadata = {
-            name: await metadata_in_place(each, partial(run.compared[name].place, run.old, run.new))
-            for name, each in stored.items()
+            name: await metadata_in_place(group.metadata[name], partial(run.compared[name].place, run.old, run.new))
+            for name in before.keys() & places.keys() & group.metadata.keys()
         }
         moved[group.name] = {
             name: GroupPosition(places[name][id] if name in places else b"", metadata.get(name, b""), id)

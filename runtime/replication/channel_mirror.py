@@ -7,7 +7,7 @@ and compares them: the position is the replica's own end. Both logs hold what li
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import xxhash
@@ -52,7 +52,8 @@ async def place_behind(target: Wal, channel: str, id: bytes, count: int) -> byte
 class ChannelMirror:
     """Brings one channel of `source` to `target`, from `place` on, each entry as `rewrite` returns it. `check` is
     called before each append, and raises where this process must not write any more. `place` is the last pair that is
-    durable in the replica, and `promise` says up to which time it is complete, as an owner has said."""
+    durable in the replica, and `promise` says up to which time it is complete, as an owner has said. `count` is told
+    how many bytes each append has brought."""
 
     def __init__(
         self,
@@ -62,12 +63,14 @@ class ChannelMirror:
         place: ReplicatedChannel,
         check: Check,
         rewrite: Rewrite = movable_entry,
+        count: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._source, self._target, self._channel, self._check = source, target, channel, check
         self._rewrite = rewrite
         self.place: ReplicatedChannel = replace(place, halted="")
         self.promise: ChannelPromise = ChannelPromise()
         self._largest: int = 0  # payload that the replica takes
+        self._count = count
 
     async def follow(self) -> None:
         """Go on until cancelled; what was being appended has been answered then. Raises `ChannelNotFound` when the
@@ -172,6 +175,7 @@ class ChannelMirror:
         if is_dense and self.place.target and ids[0] != behind(self.place.target):
             raise self._differs()
         self.promise.note(entries)
+        self._count(sum(len(entry.payload) for entry in entries))
         self.place = replace(
             self.place,
             source=entries[-1].id,

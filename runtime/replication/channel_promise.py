@@ -42,6 +42,11 @@ class ChannelPromise:
         if kind == RecordType.TIME_TICK:
             self.time = max(self.time, ts)
 
+    @property
+    def latest(self) -> int:
+        """The highest time that the owner is known to have promised, also of what the replica does not have yet."""
+        return self.time if self._latest is None else max(self.time, self._latest.time)
+
     def announce(self, announced: Announcement) -> None:
         """The owner has announced a time."""
         self._awaited, self._latest = self._awaited or announced, announced

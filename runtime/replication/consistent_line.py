@@ -16,6 +16,7 @@ from ..errors import CorruptLog
 from ..log.policy_codec import decode_policy, encode_policy
 from ..log.record import TIMELESS_TYPES, read_header
 from ..log.wal import ChannelPolicy, Entry, FromId, Wal
+from ..migration.group_positions import GroupPosition
 from ..streams.channel_reader import Granted
 from ..streams.stream_base import reading
 from .replicated_node import DISORDER
@@ -39,15 +40,15 @@ class ConsistentLine:
     when the line was drawn, b"" for none: of these, what lies above the time is not of the line, nor what came since;
     `ends_in_source` are the same entries there. Others whose names begin with `prefix`, as those of nodes do, came
     above it, or are being removed. Programs' channels have no such time. `states` are those of the nodes, by channel,
-    with ids of the replica, and `groups` the positions in the replica that groups had before the line, by group and
-    channel."""
+    with ids of the replica, and `groups` the positions in the replica that groups had before the line, with what is
+    stored there, by group and channel."""
 
     time: int
     prefix: str
     ends: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     ends_in_source: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     states: Mapping[str, StoredState] = field(default_factory=dict[str, StoredState])
-    groups: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict[str, "Mapping[str, bytes]"])
+    groups: Mapping[str, Mapping[str, GroupPosition]] = field(default_factory=dict[str, "Mapping[str, GroupPosition]"])
 
     def is_of_nodes(self, channel: str) -> bool:
         """Whether nodes own or write the channel: it is not of the line where it is not in `ends`."""
@@ -68,7 +69,8 @@ class ConsistentLine:
                 for name, state in self.states.items()
             },
             "groups": {
-                group: {name: id.hex() for name, id in positions.items()} for group, positions in self.groups.items()
+                group: {name: [each.id.hex(), each.metadata.hex()] for name, each in positions.items()}
+                for group, positions in self.groups.items()
             },
         }
 
@@ -90,7 +92,7 @@ class ConsistentLine:
                     for name, (policy, entries) in wire["states"].items()
                 },
                 {
-                    group: {name: bytes.fromhex(id) for name, id in positions.items()}
+                    group: {name: GroupPosition(*map(bytes.fromhex, each)) for name, each in positions.items()}
                     for group, positions in wire["groups"].items()
                 },
             )

@@ -2,7 +2,7 @@
 
 A line is drawn in two steps, so that what a group has acknowledged is in the line with all that was written before:
 
-1. `begin`: where groups stand, where each channel begins, and, behind that, where it ends in the source
+1. `begin`: where groups stand, and with what, where each channel begins, and, behind that, where it ends in the source
 2. `draw`: once the replica has all of these ends, and the owners have promised all that is there (the time of the
    line), the states are read. What they say of later entries is left out when the line is used.
 
@@ -13,14 +13,15 @@ transactions alone it is exact which are of the line, as they are decided at a t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 from ..catalog.catalog import Catalog
 from ..catalog.stored_ids import IdIn
+from ..cluster.decided_positions import DecidedPositions
 from ..cluster.state import ClusterState
-from ..cluster.transaction_decisions import DECIDE
+from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
 from ..log.heartbeats import heard
 from ..log.names import Names
@@ -31,24 +32,32 @@ from ..migration.moved_state import MovedState
 from ..migration.node_log import CATALOG_KIND, CLUSTER_KIND
 from ..replicated.records import decode_entry
 from ..streams.stream_base import reading
+from ..waiting import side_by_side
 from .channel_promise import ChannelPromise
 from .consistent_line import ABOVE, ConsistentLine, StoredState
+from .line_groups import LineGroups
 from .replicated_node import is_written_anew, kept_from, replicated_place
 
 PAUSE_S = 0.5  # before a channel of heartbeats that is not there, or not now, is looked for again
+NAMES_SHOWN = 3  # in a reason
 AUTHOR = "replication"
 FIRST = bytes(7) + b"\1"
 """The id of the first entry of a saved state, by which the others name it."""
 
 
+class _Waits(Exception):
+    """No line can be drawn yet, for the reason that it says."""
+
+
 class _Begun:
     """The first step of a line."""
 
-    def __init__(self, groups: GroupPlaces) -> None:
+    def __init__(self, groups: LineGroups, least: int) -> None:
         self.groups = groups
+        self.least = least  # time of the line, which has the transactions that have moved these groups
         self.kept: dict[str, bytes] = {}  # from which id on the replica keeps each channel, once the line is drawn
         self.ends: dict[str, bytes] = {}
-        self.time: int | None = None  # the highest timestamp that the replica had when it had all of the ends
+        self.time: int | None = None  # the same, once the replica has all of the ends: at least all their timestamps
 
 
 class LineDrawer:
@@ -60,7 +69,9 @@ class LineDrawer:
         self._fronts: dict[str, tuple[bytes | None, bytes | None]] = {}  # of the source, and in the replica, as known
         self._places: dict[str, dict[bytes, bytes]] = {}  # of ids of the source, in the replica
         self._read: tuple[bytes | None, MovedState[Catalog]] | None = None  # the catalog, as of its last entry
+        self._transactions: tuple[bytes | None, TransactionDecisions] = (b"", TransactionDecisions())  # likewise
         self._placed: frozenset[str] = frozenset()  # channels of other names that the catalog has
+        self.waits_for: str = ""  # why no line could be drawn the last time; "" where one was
 
     @property
     def is_begun(self) -> bool:
@@ -86,12 +97,18 @@ class LineDrawer:
 
     # ---- the first step ----------------------------------------------------------------------------------------------
 
-    async def begin(self, groups: GroupPlaces, places: Mapping[str, ReplicatedChannel]) -> None:
-        """Begin a line. `groups` are where the groups were before this call, and `places` how far the channels are."""
-        begun = _Begun(groups)
-        for name, place in places.items():
+    async def begin(self, known: GroupPlaces, places: Mapping[str, ReplicatedChannel]) -> None:
+        """Begin a line. `known` is where groups were last seen, and `places` how far the channels are."""
+        decided = (await self._decisions()).positions
+        has_groups = self._source.capabilities.groups and self._target.capabilities.groups
+        groups = LineGroups(await self._source.groups() if has_groups else [], decided, known)
+        begun = _Begun(groups, (await self._decisions()).latest)
+
+        async def note(name: str) -> None:
             with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next line looks again
-                await self._note(begun, name, place)
+                await self._note(begun, name, places[name])
+
+        await side_by_side(places, note)
         self._begun = begun
 
     async def _note(self, begun: _Begun, name: str, place: ReplicatedChannel) -> None:
@@ -116,7 +133,13 @@ class LineDrawer:
         if begun is None or begun.time is not None:
             return
         if all(name not in places or places[name].source >= end for name, end in begun.ends.items()):
-            begun.time = max((place.timestamp for name, place in places.items() if name in begun.ends), default=0)
+            times = (place.timestamp for name, place in places.items() if name in begun.ends)
+            begun.time = max(begun.least, *times, 0)
+
+    def log_time(self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]) -> int:
+        """The highest time that the channels of nodes are known to have, in the replica or by what was announced."""
+        times = (max(place.timestamp, promises[name].latest) for name, place in places.items() if self._is_cut(name))
+        return max(times, default=0)
 
     # ---- the second step ---------------------------------------------------------------------------------------------
 
@@ -127,59 +150,75 @@ class LineDrawer:
         it cannot be drawn yet. `places` are those of now, with their `promises`."""
         self.look(places)
         begun = self._begun
-        if begun is None or begun.time is None:
+        if begun is None:
             return None
+        try:
+            line = await self._drawn(begun, places, promises)
+        except _Waits as waits:
+            self.waits_for = str(waits)
+            return None
+        self._begun, self.waits_for = None, ""
+        return line, begun.kept
+
+    async def _drawn(
+        self, begun: _Begun, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]
+    ) -> ConsistentLine:
+        if begun.time is None:
+            late = [name for name, end in begun.ends.items() if name in places and places[name].source < end]
+            raise _Waits(f"the replica lacks what is in {_shown(late)}")
         promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
         catalog = await self._catalog()
         cut = {name for name in places if self._is_cut(name)}
         if catalog is not None:
-            if not catalog.state.pchannels <= places.keys():
-                return None  # made just now
+            if missing := catalog.state.pchannels - places.keys():  # made just now, or refused
+                raise _Waits(f"the replica does not have {_shown(missing)}")
             if others := {name for name in catalog.state.channels if not self._is_cut(name)}:
                 self._placed, self._begun = self._placed | others, None
-                return None
+                raise _Waits(f"{_shown(others)} came to the channels of nodes just now")
             cut = _channels_of(catalog.state, cut)
-        time = await self._time(catalog, {name: places[name] for name in cut}, promised)
-        if time is None or time < begun.time:
-            return None
-        states = await self._states(catalog, time, places)
-        if states is None:
-            return None
-        groups = {
-            group: {name: there for name, (_, there) in positions.items()} for group, positions in begun.groups.items()
-        }
-        self._begun = None
+        time = await self._time(catalog, {name: places[name] for name in cut}, promised, begun.time)
+        states, decided = await self._states(catalog, time, places)
+        groups = await begun.groups.at_line(self._source, self._target, places, decided)
         ends = {name: places[name].target for name in cut}
         ends_in_source = {name: places[name].source for name in cut}
-        return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups), begun.kept
+        return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups)
 
     async def _time(
         self,
         catalog: MovedState[Catalog] | None,
         places: Mapping[str, ReplicatedChannel],
         promised: Mapping[str, tuple[int, int]],
-    ) -> int | None:
-        """Up to which time the channels, which are so far, are complete, of what the catalog knows; None where that is
-        unknown. One without an owner is up to the last limit, where nothing came to it since: its next owner stamps
-        later times, and may do so before those that other owners have promised."""
+        least: int,
+    ) -> int:
+        """Up to which time, at `least` that, the channels, which are so far, are complete, of what the catalog knows.
+        One without an owner is up to its last limit, where nothing came to it since: its next owner stamps later times,
+        and may do so before those that other owners have promised."""
         channels = {} if catalog is None else catalog.state.channels
-        times: list[int] = []
-        given_up: list[int] = []
+        times: dict[str, int] = {}
+        given_up: dict[str, int] = {}
         for name, place in places.items():
             state = channels.get(name)
             if state is not None and state.owner:
                 term, time = promised.get(name, (0, 0))
                 if not time or catalog is None or not catalog.state.granted(name).covers(max(term, 1), time):
-                    return None
-                times.append(time)
+                    raise _Waits(f"{state.owner}, the owner of {name}, has promised no time since it has it")
+                times[name] = time
             elif state is not None:
                 if (await self._source.latest_id(name) or b"") != place.source:
-                    return None
-                given_up.append(max(place.timestamp, state.used_limit))
+                    raise _Waits(f"the replica lacks the end of {name}, which has no owner")
+                given_up[name] = max(place.timestamp, state.used_limit)
+        if late := [name for name, time in times.items() if time < least]:
+            owners = {channels[name].owner for name in late}
+            raise _Waits(f"{_shown(owners)} has not promised a later time for {_shown(late)}")
+        if times and (late := [name for name, time in given_up.items() if time < least]):
+            raise _Waits(f"{_shown(late)} has no owner just now")
         if times:
-            return min(*times, *given_up)
+            return min(*times.values(), *given_up.values())
         highest = [place.timestamp for place in places.values()]
-        return max([0, *highest, *(each.used_limit for each in channels.values())])
+        time = max([0, *highest, *(each.used_limit for each in channels.values())])
+        if time < least:
+            raise _Waits("no channel has an owner, and one is to write a transaction that is committed")
+        return time
 
     # ---- the states --------------------------------------------------------------------------------------------------
 
@@ -194,14 +233,17 @@ class LineDrawer:
 
     async def _states(
         self, catalog: MovedState[Catalog] | None, time: int, places: Mapping[str, ReplicatedChannel]
-    ) -> dict[str, StoredState] | None:
-        """The states as of the line, with ids of the replica; None where a decision above it cannot be left out."""
+    ) -> tuple[dict[str, StoredState], DecidedPositions]:
+        """The states as of the line, with ids of the replica, and the positions that transactions have moved, with
+        those of the source."""
         states: list[tuple[MovedState[Any], Any]] = [] if catalog is None else [(catalog, CATALOG_KIND)]
+        decided = DecidedPositions()
         if await self._has(self._names.cluster):
             counts = _DecidedUpTo(time)
             cluster = await MovedState[ClusterState].read(self._source, self._names.cluster, CLUSTER_KIND, counts)
-            if cluster.state.transactions.latest > time:  # a snapshot has it
-                return None
+            decided = cluster.state.transactions.positions
+            if cluster.state.transactions.latest > time:
+                raise _Waits("a snapshot of the members' state has a transaction that was committed later")
             states.append((cluster, CLUSTER_KIND))
         found: dict[str, StoredState] = {}
         for state, kind in states:
@@ -211,7 +253,18 @@ class LineDrawer:
                 AUTHOR, FIRST, lambda snapshot, kind=kind: kind.with_ids(snapshot, self._id_in)
             )
             found[state.channel] = StoredState(state.policy, entries)
-        return found
+        return found, decided
+
+    async def _decisions(self) -> TransactionDecisions:
+        """How transactions were decided until now."""
+        name = self._names.cluster
+        if not await self._has(name):
+            return TransactionDecisions()
+        latest = await self._source.latest_id(name)
+        if self._transactions[0] != latest:
+            read = await MovedState[ClusterState].read(self._source, name, CLUSTER_KIND)
+            self._transactions = latest, read.state.transactions
+        return self._transactions[1]
 
     @property
     def _id_in(self) -> IdIn:
@@ -232,6 +285,12 @@ class LineDrawer:
 
     async def _has(self, channel: str) -> bool:
         return channel in await self._source.channels()
+
+
+def _shown(names: Collection[str]) -> str:
+    first = sorted(names)[:NAMES_SHOWN]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 def _channels_of(catalog: Catalog, names: set[str]) -> set[str]:

@@ -21,7 +21,6 @@ from ..log.wal import (
     From,
     FromId,
     GroupInfo,
-    GroupMember,
     Payload,
     Start,
     Wal,
@@ -167,10 +166,14 @@ class LineLog(ReadOnlyWal):
         there = set(await self._wal.channels())
         for name, positions in self.line.groups.items():
             capped = {
-                channel: min(id, self._latest.get(channel, id)) for channel, id in positions.items() if channel in there
+                channel: min(each.id, self._latest.get(channel, each.id))
+                for channel, each in positions.items()
+                if channel in there
             }
             kept = {channel: await self._kept(name, channel, id) for channel, id in capped.items()}
-            found.append(GroupInfo(name, {channel: id or None for channel, id in kept.items()}, {}))
+            stored = {name: positions[name].metadata for name, id in kept.items() if id == positions[name].id}
+            metadata = {channel: each for channel, each in stored.items() if each}  # others are about what is not there
+            found.append(GroupInfo(name, {channel: id or None for channel, id in kept.items()}, {}, metadata))
         return found
 
     async def _kept(self, group: str, channel: str, id: bytes) -> bytes:
@@ -197,9 +200,6 @@ class LineLog(ReadOnlyWal):
     async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
         if channel not in self._states:
             await self._wal.hold(channel, holder, id)
-
-    async def join(self, group: str, channels: Sequence[str], **options: Any) -> GroupMember:
-        return await self._wal.join(group, channels, **options)
 
 
 def _is_from(entry: Entry, start: Start) -> bool:

@@ -32,20 +32,14 @@ from ..log.replication_state import (
 )
 from ..log.wal import Wal
 from ..migration.channel_copy import check_not_lost
-from ..migration.group_positions import (
-    GroupPosition,
-    idle_groups,
-    metadata_in_place,
-    store_positions,
-    stored_metadata,
-)
+from ..migration.group_positions import idle_groups
 from ..migration.lease_watch import LeaseWatch
 from ..migration.migration import ROUNDS_MAX
 from ..migration.node_log import NodeLog
 from ..migration.node_tables import NodeTables
 from ..migration.shared_migration import until_left
 from .channel_mirror import HOLDER
-from .replicated_groups import place_of_entry
+from .replicated_groups import store_metadata
 from .replicated_node import bring_node, check_node
 from .replicator import Replicator, claim_replica, fenced, holder_of, is_own, release
 from .salvage import counted_place
@@ -115,7 +109,7 @@ async def _bring_over(
                 break
         else:
             raise Unavailable(f"{shown_url(source_url)} is written to: stop the programs that use it, and go on")
-        await _store_metadata(source, target, replicator.state)
+        await store_metadata(target, replicator.state.groups)
         if replicator.state.of_node:
             saved = replicator.state.node
             await bring_node(source, target, tables, saved, replicator.save_node, replicator.may_write)
@@ -181,6 +175,7 @@ async def promote_alone(target: Wal) -> ReplicationState:
             continue
         place = states.state.channels.get(name, ReplicatedChannel())  # none: it was not saved since it began
         channels[name] = await counted_place(target, info, place)
+    await store_metadata(target, states.state.groups)
     return await mark_promoted(target, channels, claim)
 
 
@@ -269,7 +264,14 @@ async def mark_promoted(
     if state.claim != claim:
         raise fenced()
     promoted = replace(
-        state, phase=ReplicationPhase.PROMOTED, channels=channels, claim="", groups={}, node={}, line=line or {}
+        state,
+        phase=ReplicationPhase.PROMOTED,
+        channels=channels,
+        claim="",
+        groups={},
+        node={},
+        line=line or {},
+        line_kept=0,
     )
     try:
         await states.change(promoted)
@@ -281,14 +283,3 @@ async def mark_promoted(
 
 async def _ends(source: Wal) -> dict[str, bytes | None]:
     return {name: await source.latest_id(name) for name in await source.channels() if not is_own(name)}
-
-
-async def _store_metadata(source: Wal, target: Wal, state: ReplicationState) -> None:
-    """What the groups, which have no members any more, have stored with their positions."""
-    for group, places in state.groups.items():
-        positions: dict[str, GroupPosition] = {}
-        for name, found in (await stored_metadata(source, group, places)).items():
-            if found:
-                place = partial(place_of_entry, source, target, name, state.channels[name], places[name])
-                positions[name] = GroupPosition(places[name][1], await metadata_in_place(found, place))
-        await store_positions(target, group, positions)

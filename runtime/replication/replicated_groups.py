@@ -1,14 +1,17 @@
-"""The groups of a replica: where each stands in it, from where it stands in the source."""
+"""The groups of a replica: where each stands in it, and with what, from where it stands in the source."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 from ..errors import ChannelNotFound, PositionLost
-from ..log.replication_state import GroupPlaces, ReplicatedChannel
+from ..log.replication_state import GroupPlace, GroupPlaces, ReplicatedChannel
 from ..log.wal import From, FromId, GroupInfo, Wal
 from ..migration.channel_copy import Check
+from ..migration.group_positions import GroupPosition, metadata_in_place, store_positions
+from ..waiting import side_by_side
 from .channel_mirror import entries_behind, entry_at, place_behind
 
 
@@ -16,9 +19,10 @@ async def group_places(
     source: Wal, target: Wal, groups: list[GroupInfo], channels: Mapping[str, ReplicatedChannel], known: GroupPlaces
 ) -> GroupPlaces:
     """Where `groups` of the source stand in it and in the replica, which has `channels`; of channels that it does not
-    have nothing is said. A group that is ahead of the replica stands at its end. `known` is what was returned before:
-    from there entries are counted on in both logs, and for a group that is new, or was moved back, from the end."""
-    found: dict[str, dict[str, tuple[bytes, bytes]]] = {}
+    have nothing is said. A group that is ahead of the replica stands at its end, with nothing stored. `known` is what
+    was returned before: from there entries are counted on in both logs, and for a group that is new, or was moved back,
+    from the end."""
+    found: dict[str, dict[str, GroupPlace]] = {}
     for group in groups:
         places = found[group.name] = {}
         for channel, position in group.positions.items():
@@ -28,20 +32,23 @@ async def group_places(
             before = known.get(group.name, {}).get(channel)
             with suppress(ChannelNotFound):  # dropped meanwhile
                 at = await _place(source, target, channel, place, before, position or b"")
+                if at is not None and at.source == (position or b""):
+                    of_entry = partial(_place_of_entry, source, target, channel, place, at)
+                    at = at._replace(metadata=await metadata_in_place(group.metadata.get(channel, b""), of_entry))
                 if at is not None:
                     places[channel] = at
     return found
 
 
-async def place_of_entry(
-    source: Wal, target: Wal, channel: str, place: ReplicatedChannel, before: tuple[bytes, bytes], id: bytes
+async def _place_of_entry(
+    source: Wal, target: Wal, channel: str, place: ReplicatedChannel, before: GroupPlace, id: bytes
 ) -> bytes:
     """Where the entry `id` of the source is in the replica, of which `place` says how far it has the channel; b"" where
     one of the logs does not have it, or it is not behind `before`, where a group stands in both."""
-    if id <= before[0] or await entry_at(source, await source.describe(channel), id) is None:
+    if not before.source < id <= place.source or await entry_at(source, await source.describe(channel), id) is None:
         return b""
     at = await _place(source, target, channel, place, before, id)
-    return b"" if at is None else at[1]
+    return b"" if at is None else at.target
 
 
 async def _place(
@@ -49,23 +56,23 @@ async def _place(
     target: Wal,
     channel: str,
     place: ReplicatedChannel,
-    before: tuple[bytes, bytes] | None,
+    before: GroupPlace | None,
     position: bytes,
-) -> tuple[bytes, bytes] | None:
-    """None where it cannot be said: the entry was removed from one of the logs."""
+) -> GroupPlace | None:
+    """None where it cannot be said: the entry was removed from one of the logs. What is stored is not said."""
     if not position or not place.source:
-        return b"", b""
+        return GroupPlace(b"", b"")
     if position >= place.source:
-        return place.source, place.target
-    if before is not None and before[0] == position:
-        return before
-    if before is not None and b"" < before[0] < position and before[1]:  # before all: its first may be removed
+        return GroupPlace(place.source, place.target)
+    if before is not None and before.source == position:
+        return before._replace(metadata=b"")
+    if before is not None and b"" < before.source < position and before.target:  # before all: its first may be removed
         with suppress(PositionLost):  # a queue has removed what is done
-            count = await _count(source, channel, before[0], position)
-            there = await place_behind(target, channel, before[1], count)
-            return None if there is None else (position, there)
+            count = await _count(source, channel, before.source, position)
+            there = await place_behind(target, channel, before.target, count)
+            return None if there is None else GroupPlace(position, there)
     try:
-        return position, await _from_the_end(source, target, channel, place, position)
+        return GroupPlace(position, await _from_the_end(source, target, channel, place, position))
     except PositionLost:
         return None
 
@@ -105,9 +112,27 @@ async def store_places(target: Wal, places: GroupPlaces, known: GroupPlaces, che
     for group in {each.name for each in await target.groups()} - places.keys():
         await check()
         await target.drop_group(group)
+
+    async def move(of: tuple[str, str]) -> None:
+        group, channel = of
+        there = places[group][channel].target
+        await check()
+        await target.seek_group(group, channel, FromId(there) if there else From.EARLIEST)
+
+    now = {(group, channel): each.target for group, channels in places.items() for channel, each in channels.items()}
+    before = {(group, channel): each.target for group, channels in known.items() for channel, each in channels.items()}
+    await side_by_side([key for key, there in now.items() if before.get(key) != there], move)
+
+
+async def store_metadata(target: Wal, places: GroupPlaces) -> None:
+    """Store what the groups have with their `places` in the replica, where they stand and which no program uses yet.
+    May be repeated."""
+    stored = {group.name: group.metadata for group in await target.groups()} if places else {}
     for group, channels in places.items():
-        for channel, (_, there) in channels.items():
-            before = known.get(group, {}).get(channel)
-            if before is None or before[1] != there:
-                await check()
-                await target.seek_group(group, channel, FromId(there) if there else From.EARLIEST)
+        there = stored.get(group, {})
+        positions = {
+            name: GroupPosition(each.target, each.metadata)
+            for name, each in channels.items()
+            if each.metadata != there.get(name, b"")
+        }
+        await store_positions(target, group, positions)

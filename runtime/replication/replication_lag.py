@@ -12,6 +12,7 @@ from ..groups.lag import lag_of
 from ..log.replication_state import ReplicatedChannel
 from ..log.wal import Wal
 from ..metrics.metrics import CHANNEL, Metrics
+from .line_age import LineAge
 
 REPORT_S = 5.0
 
@@ -20,11 +21,12 @@ _log = logging.getLogger(__name__)
 
 class ReplicationLag:
     """Measures from the places that a replicator has noted last. It lasts from one attempt of a replicator to the next,
-    so that the lag rises while none succeeds."""
+    so that the lag rises while none succeeds. `line` is how far the line of a replica of nodes is behind."""
 
     def __init__(self, metrics: Metrics, clock: Clock | None = None) -> None:
         self._metrics, self._clock = metrics, clock or SystemClock()
         self._places: Mapping[str, ReplicatedChannel] = {}
+        self.line: LineAge = LineAge(metrics, self._clock)
 
     def note(self, places: Mapping[str, ReplicatedChannel]) -> None:
         """The channels that are replicated, and how far."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,15 +48,17 @@ from ..log.replication_state import (
 from ..log.wal import ChannelInfo, ChannelPolicy, Wal
 from ..migration.node_log import STATE_CHANNELS, node_names
 from ..migration.node_records import rewrite_of
-from ..waiting import ended
+from ..waiting import ended, side_by_side
 from .channel_mirror import HOLDER, ChannelMirror, ReplicaDiffers
 from .channel_promise import ChannelPromise
 from .consistent_line import ConsistentLine
+from .line_age import LineStanding
 from .line_drawer import LineDrawer
 from .replicated_groups import group_places, store_places
 from .replicated_node import is_written_anew
 from .replication_lag import ReplicationLag
 
+MIRRORS_AT_ONCE = 8  # each has some MiB of entries under way
 CLAIM_S = 2.0
 CLAIM_WAIT_S = 15.0
 HALTING = (Unsupported, MessageTooLarge, PositionLost)  # of a channel, whose replica ends there; others go on
@@ -135,6 +137,7 @@ class Replicator:
         self._lines: LineDrawer | None = None  # for these
         self._announced: asyncio.Task[None] | None = None
         self._left: set[str] = set()  # channels that are gone from the source, and are in the replica's line
+        self._kept_bytes, self._begun_bytes = 0, 0  # that came since its line was begun, and since the next one was
 
     @property
     def state(self) -> ReplicationState:
@@ -184,14 +187,20 @@ class Replicator:
         """Bring over all that the source has now, channel by channel, and save it. Raises as `run`, and what halts a
         channel."""
         await self._sync_names()
-        for name in list(self._mirrored):
+        others: dict[str, ReplicaDiffers] = {}
+
+        async def catch_up(name: str) -> None:
             if refused := self._mirrored[name].refused:
                 raise refused
             try:
                 await self._mirrored[name].mirror.catch_up()
             except ReplicaDiffers as error:
-                await self._anew(name, error)
-                await self._mirrored[name].mirror.catch_up()
+                others[name] = error
+
+        await side_by_side(list(self._mirrored), catch_up, MIRRORS_AT_ONCE)
+        for name, error in others.items():
+            await self._anew(name, error)
+            await self._mirrored[name].mirror.catch_up()
         await self.save()
 
     # ---- the claim ---------------------------------------------------------------------------------------------------
@@ -213,7 +222,7 @@ class Replicator:
         await self._check_claim()
         # before anything is held there: `forget_replica` knows the replica by this
         await self._source.create_channel(replica_mark(self.state), ChannelPolicy())
-        self._saved = dict(self.state.channels)
+        self._saved, self._kept_bytes = dict(self.state.channels), self.state.line_kept
         if id := await self._source.latest_id(REPLICATION_CHANNEL):
             self._lowest_id = bytes(len(id))
         await self._drop_leftovers()
@@ -310,8 +319,13 @@ class Replicator:
     # ---- channels ----------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, place: ReplicatedChannel) -> None:
-        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite_of(self._node))
+        rewrite = rewrite_of(self._node)
+        mirror = ChannelMirror(self._source, self._target, name, place, self.may_write, rewrite, self._count)
         self._mirrored[name] = _Mirrored(mirror)
+
+    def _count(self, brought: int) -> None:
+        self._kept_bytes += brought
+        self._begun_bytes += brought
 
     async def _drop_leftovers(self) -> None:
         """Remove from the target what is not in its state any more, and not in the source."""
@@ -375,11 +389,12 @@ class Replicator:
         self._left = {name for name in gone if self._is_in_line(name)}
         for name in gone - self._left:
             await self._drop(name)
-        for name in sorted(names - self._mirrored.keys() - self._contentless):
-            try:
+
+        async def create(name: str) -> None:
+            with suppress(ChannelNotFound):  # dropped meanwhile
                 await self._create(name, await self._source.describe(name))
-            except ChannelNotFound:  # dropped meanwhile
-                continue
+
+        await side_by_side(sorted(names - self._mirrored.keys() - self._contentless), create)
 
     def _is_in_line(self, name: str) -> bool:
         """Whether a promotion without the source would need the channel: that may be dropped once a later line says
@@ -435,6 +450,8 @@ class Replicator:
             self._lines.look(self._line_places())
         if self._lag is not None:
             self._lag.note({name: each.place for name, each in self._mirrored.items() if name not in self._left})
+            if self._lines is not None:
+                self._lag.line.note(self._line_standing(self._lines))
 
     async def _on_ended(self, name: str, each: _Mirrored, task: asyncio.Task[None]) -> None:
         each.task = None
@@ -507,16 +524,31 @@ class Replicator:
                 groups=groups,
                 claim=self._claim if claim is None else claim,
                 line=known if drawn is None else drawn[0].to_wire(),
+                line_kept=self._kept_bytes if drawn is None else self._begun_bytes,
             )
             if after != before:
                 await self._change(after)
+            if drawn is not None:
+                self._kept_bytes = self._begun_bytes
         kept = None if drawn is None else drawn[1]
-        for name, place in places.items():
+
+        async def let_go(name: str) -> None:
             if name in self._mirrored:
                 with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next one looks again
-                    await self._let_go(name, self._mirrored[name], place, kept)
+                    await self._let_go(name, self._mirrored[name], places[name], kept)
+
+        await side_by_side(places, let_go)
         if self._lines is not None and not self._lines.is_begun and claim is None:
-            await self._lines.begin(self.state.groups, self._line_places())
+            self._begun_bytes = 0
+            with self._while_changed():
+                await self._lines.begin(self.state.groups, self._line_places())
+
+    def _line_standing(self, lines: LineDrawer) -> LineStanding:
+        log_time = lines.log_time(self._line_places(), self._promises())
+        return LineStanding(self.state.line.get("time", 0), log_time, self._kept_bytes, lines.waits_for)
+
+    def _promises(self) -> dict[str, ChannelPromise]:
+        return {name: each.mirror.promise for name, each in self._mirrored.items()}
 
     def _line_places(self) -> dict[str, ReplicatedChannel]:
         """The places of the channels that a line may have."""
@@ -527,12 +559,17 @@ class Replicator:
         """A new line, where one can be drawn; and from which id on the replica keeps each channel then."""
         if self._lines is None:
             return None
-        promises = {name: each.mirror.promise for name, each in self._mirrored.items()}
+        with self._while_changed():
+            return await self._lines.draw(self._line_places(), self._promises())
+        return None
+
+    @contextmanager
+    def _while_changed(self) -> Generator[None]:
+        """Give a line up where the source changes meanwhile: the next save tries again."""
         try:
-            return await self._lines.draw(self._line_places(), promises)
+            yield
         except (ChannelNotFound, CorruptLog, PositionLost) as error:  # a snapshot takes the place of what is read
             _log.warning("no line is drawn now: %s", error)
-            return None
 
     async def save_node(self, node: Mapping[str, Any]) -> None:
         """Save in the replica where nodes go on in it, which replaces its source now."""
@@ -593,10 +630,13 @@ async def claim_replica(states: ReplicationStates, after: ReplicationState, clai
 
 async def release(wal: Wal, holder: str) -> None:
     """Let go of all that `wal` holds for `holder`."""
-    for name in await wal.channels():
+
+    async def let_go(name: str) -> None:
         with suppress(ChannelNotFound):  # dropped meanwhile
             if not is_own(name) and not (await wal.describe(name)).policy.ephemeral:
                 await wal.hold(name, holder, None)
+
+    await side_by_side(await wal.channels(), let_go)
 
 
 def fenced() -> Fenced:

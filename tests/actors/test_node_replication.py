@@ -34,6 +34,7 @@ from tidewal.runtime.log.record import RecordType
 from tidewal.runtime.log.replication_state import ReplicationPhase, replication_state
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.replication.promotion import promote, promote_alone
+from tidewal.runtime.replication.replication_lag import ReplicationLag
 from tidewal.runtime.replication.replicator import ReplicationTimes, Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
 from tidewal.runtime.testing.clock import VirtualLoop
@@ -64,10 +65,10 @@ def beside(home, name: str, memory: type[MemoryWal]):
 
 
 @asynccontextmanager
-async def replicating(source: Wal, target: Wal) -> AsyncIterator[None]:
+async def replicating(source: Wal, target: Wal, lag: ReplicationLag | None = None) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     clock = loop.clock if isinstance(loop, VirtualLoop) else SystemClock()
-    running = asyncio.create_task(Replicator(source, target, SOURCE, times=TIMES, clock=clock).run())
+    running = asyncio.create_task(Replicator(source, target, SOURCE, times=TIMES, clock=clock, lag=lag).run())
     try:
         yield
     finally:

@@ -43,7 +43,6 @@ from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Entry, From
 from tidewal.runtime.loop_bridge import promise
 from tidewal.runtime.migration import channel_copy
 from tidewal.runtime.migration.channel_copy import HOLDER, stored_entries
-from tidewal.runtime.migration.group_positions import stored_metadata
 from tidewal.runtime.migration.migration import MigrationProof, cancel_migration, migrate
 from tidewal.runtime.migration.translation import translate_position
 from tidewal.runtime.streams.messages import Position
@@ -96,9 +95,8 @@ async def places(wal: Wal) -> dict[tuple[str, str], tuple[int, int, bytes]]:
     attempts, all for none, and what it has stored with its position."""
     found: dict[tuple[str, str], tuple[int, int, bytes]] = {}
     for group in await wal.groups():
-        metadata = await stored_metadata(wal, group.name, group.positions)
         for channel, id in group.positions.items():
-            attempts, stored = unwrap(Layer.ATTEMPTS, metadata[channel])
+            attempts, stored = unwrap(Layer.ATTEMPTS, group.metadata.get(channel, b""))
             begun = Attempts.from_bytes(attempts).id
             ids = [entry.id for entry in await content(wal, channel)]
             counts = [sum(each > at for each in ids) for at in (id or b"", begun if begun in ids else b"")]

@@ -40,6 +40,7 @@ from tidewal.runtime.log.migration_state import (
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.replication_state import (
     REPLICATION_CHANNEL,
+    GroupPlace,
     ReplicatedChannel,
     ReplicationPhase,
     ReplicationState,
@@ -60,7 +61,6 @@ from tidewal.runtime.log.wal import (
 )
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.migration.channel_copy import stored_entries
-from tidewal.runtime.migration.group_positions import stored_metadata
 from tidewal.runtime.migration.migration import migrate
 from tidewal.runtime.replication import replicated_node
 from tidewal.runtime.replication import replicator as replicating
@@ -275,7 +275,7 @@ async def test_a_group_s_place_is_found_in_bounded_memory(source: MemoryWal) -> 
     there = await fill(target, "orders", range(count))
     place = {"orders": ReplicatedChannel(ids[-1], there[-1])}
     found = await group_places(source, target, await source.groups(), place, {})
-    assert found == {"midst": {"orders": (ids[1], there[1])}}
+    assert found == {"midst": {"orders": GroupPlace(ids[1], there[1])}}
     assert 0 < Counted.most < 10
 
 
@@ -320,7 +320,8 @@ async def test_promotion_brings_over_all_that_the_source_has(source: Wal, target
     assert state.phase is ReplicationPhase.PROMOTED
     assert await contents(source) == await contents(target)
     assert await remaining(source) == await remaining(target) == {("midst", "orders"): 18}
-    attempts, own = unwrap(Layer.ATTEMPTS, (await stored_metadata(target, "midst", ["orders"]))["orders"])
+    [stored] = [group.metadata["orders"] for group in await target.groups()]
+    attempts, own = unwrap(Layer.ATTEMPTS, stored)
     there = [entry.id async for entry in stored_entries(target, await target.describe("orders"))]
     assert (Attempts.from_bytes(attempts), own) == (Attempts(there[13], 2, True, b"a copy"), b"of midst")
     with pytest.raises(Moved) as raised:
@@ -328,6 +329,25 @@ async def test_promotion_brings_over_all_that_the_source_has(source: Wal, target
     assert raised.value.url == "memory://***@target"
     await check_in_use(target, TARGET)
     assert await promote(source, target, SOURCE, TARGET) == state
+
+
+async def test_what_groups_have_stored_is_there_without_the_source(source: Wal, target: Wal) -> None:
+    """As it was when it was saved, with the ids of the replica."""
+    ids = await fill(source, "orders", range(30))
+    member = await source.join("midst", ["orders"])
+    await until_assigned(member, "orders")
+    for number in (13, 14):
+        begun = Attempts(ids[number], 2).to_bytes()
+        await member.annotate("orders", wrap(Layer.ATTEMPTS, begun, b"of %d" % number))
+        await fill(source, f"at-{number}", range(1))
+        await stopped_when_same(source, target)
+    await member.aclose()
+    for _ in range(2):  # again
+        await promote_alone(target)
+        [stored] = [group.metadata["orders"] for group in await target.groups()]
+        attempts, own = unwrap(Layer.ATTEMPTS, stored)
+        there = [entry.id async for entry in stored_entries(target, await target.describe("orders"))]
+        assert (Attempts.from_bytes(attempts), own) == (Attempts(there[14], 2), b"of 14")
 
 
 async def test_what_the_replica_did_not_get_is_salvaged(source: Wal, target: Wal) -> None:

@@ -10,7 +10,7 @@ from aiokafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, 
 from aiokafka.protocol.commit import OffsetCommitRequest
 
 from ....runtime.errors import InvalidRequest
-from ....runtime.groups.progress import GroupProgress
+from ....runtime.groups.progress import GroupProgress, group_info
 from ....runtime.log.wal import GroupInfo
 from .. import faults
 from ..catalog import KafkaChannel
@@ -85,8 +85,7 @@ class GroupAdmin:
 
     async def _info(self, group: str) -> GroupInfo:
         members = await self._asking(group, self._members)
-        positions = await self._asking(group, self._positions)
-        return GroupInfo(group, positions, members)
+        return group_info(group, await self._asking(group, self._progress), members)
 
     async def _members(self, group: str, coordinator: CoordinatorBroker) -> dict[str, frozenset[str]]:
         response = await coordinator.ask(DescribeGroupsRequest([self._id(group)]))
@@ -103,17 +102,17 @@ class GroupAdmin:
                 members[id] = frozenset()
         return members
 
-    async def _positions(self, group: str, coordinator: CoordinatorBroker) -> dict[str, bytes | None]:
+    async def _progress(self, group: str, coordinator: CoordinatorBroker) -> dict[str, GroupProgress]:
         response = await coordinator.ask(OffsetFetch(self._id(group), None, stable=False))
         coordinator.check(response.error_code, but=(Code.GROUP_NOT_FOUND,))
         channels = {channel.place: channel for channel in self._catalog.all()}
-        positions: dict[str, bytes | None] = {}
+        progress: dict[str, GroupProgress] = {}
         for topic, partitions, _ in response.topics or ():
             for number, offset, _, metadata, _, _ in partitions:
                 channel = channels.get((topic, number))
                 if channel is not None and offset >= 0:
-                    positions[channel.name] = to_progress(channel, CommittedOffset(offset, metadata or "")).acked_to
-        return dict(sorted(positions.items()))
+                    progress[channel.name] = to_progress(channel, CommittedOffset(offset, metadata or ""))
+        return dict(sorted(progress.items()))
 
     async def _asking(self, group: str, ask: Callable[[str, CoordinatorBroker], Awaitable[T]]) -> T:
         coordinator = self._coordinator(group)

@@ -64,8 +64,9 @@ class Groups:
         for info in await asyncio.gather(*map(self._info, names)):
             if info is not None:
                 positions = {name: at for name, at in info.positions.items() if PulsarTopic(name).name in topics}
+                metadata = {name: stored for name, stored in info.metadata.items() if name in positions}
                 if positions or info.members:
-                    infos.append(GroupInfo(info.name, positions, info.members))
+                    infos.append(GroupInfo(info.name, positions, info.members, metadata))
         return infos
 
     async def _info(self, group: str) -> GroupInfo | None:

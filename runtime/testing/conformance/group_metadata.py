@@ -46,6 +46,8 @@ class TestGroupMetadata(ConformanceTests):
         assert (third.metadata("a"), third.metadata("b")) == (EVERY_BYTE, b"nothing read yet")
         other = await wal.join("h", ["a"])
         assert other.metadata("a") == b""
+        listed = {group.name: group.metadata for group in await wal.groups()}
+        assert listed == {"g": {"a": EVERY_BYTE, "b": b"nothing read yet"}, "h": {}}
 
     async def test_it_moves_with_the_position_and_without_it(self, wal: Wal) -> None:
         await create(wal, "a")
@@ -64,6 +66,7 @@ class TestGroupMetadata(ConformanceTests):
         await member.aclose()
         await having(again, "a")
         assert again.metadata("a") == b""
+        assert [group.metadata for group in await wal.groups()] == [{}]
         assert await position(wal, "g", "a") == ids[-1]
 
     async def test_of_acknowledgements_in_flight_that_furthest_on_is_left(self, wal: Wal) -> None:
