@@ -52,8 +52,7 @@ async def forced(home, other, dropped: frozenset[str] = frozenset()) -> tuple[ob
 async def test_a_node_goes_on_without_the_source(home) -> None:
     await filled(home)
     other = replica_of(home)
-    async with logs_of(home, other) as (old, new), replicating(old, new):
-        await asyncio.sleep(DRAWN_S)
+    await replicated(home, other)
     promoted, _ = await forced(home, other)
     await assert_goes_on(promoted, delayed=home.virtual)
 
@@ -62,6 +61,8 @@ async def replicated(home, other) -> None:
     """Let a replicator draw a line over what nodes have left."""
     async with logs_of(home, other) as (old, new), replicating(old, new):
         await asyncio.sleep(DRAWN_S)
+        while not (await replication_state(new)).line:  # noqa: ASYNC110 -- a state has no event
+            await asyncio.sleep(DRAWN_S)
 
 
 async def test_tables_that_are_ahead_go_back(home) -> None:

@@ -18,6 +18,7 @@ import tidewal
 from tests.backends import log_url
 from tests.cli.test_online_migration import THINGS, found
 from tests.cli.test_replicate_node import begun
+from tests.turns import in_turn
 from tidewal.cli.open_log import opened
 from tidewal.runtime.config.loading import load_settings
 from tidewal.runtime.errors import Moved
@@ -177,19 +178,30 @@ def test_a_log_in_object_storage(start: Start, tmp_path: Path) -> None:
     forced(start, tmp_path, *urls, names="ab")
 
 
-@pytest.mark.long
-@pytest.mark.broker
-@pytest.mark.parametrize("kinds", ["kafka kafka kafka", "kafka rocksmq rocksmq", "rocksmq kafka kafka"])
-def test_a_log_on_kafka(start: Start, tmp_path: Path, kafka: Any, kinds: str) -> None:
-    of_kind = {"kafka": lambda _: log_url("kafka", kafka), "rocksmq": lambda name: f"rocksmq://{tmp_path / name}"}
-    urls = [of_kind[kind](name) for kind, name in zip(kinds.split(), ("source", "replica", "fresh"), strict=True)]
-    forced(start, tmp_path, *urls, names="ab" if kinds.startswith("kafka") else "a")
+def on_brokers(
+    start: Start, tmp_path: Path, turn: int, kind: str, brokers: Any, *choices: tuple[str, str, str]
+) -> None:
+    """The kinds of the source, of the replica and of the new log that are in turn; a directory has one node."""
+    for place, kinds in in_turn(choices, turn):
+        directory = tmp_path / place
+        directory.mkdir()
+        urls = [
+            log_url(kind, brokers) if each == kind else f"rocksmq://{directory / f'log{n}'}"
+            for n, each in enumerate(kinds)
+        ]
+        forced(start, directory, *urls, names="ab" if kinds[0] == kind else "a")
 
 
 @pytest.mark.long
 @pytest.mark.broker
-@pytest.mark.parametrize("kinds", ["pulsar pulsar pulsar", "pulsar rocksmq rocksmq"])
-def test_a_log_on_pulsar(start: Start, tmp_path: Path, pulsar: Any, kinds: str) -> None:
-    of_kind = {"pulsar": lambda _: log_url("pulsar", pulsar), "rocksmq": lambda name: f"rocksmq://{tmp_path / name}"}
-    urls = [of_kind[kind](name) for kind, name in zip(kinds.split(), ("source", "replica", "fresh"), strict=True)]
-    forced(start, tmp_path, *urls, names="ab")
+def test_a_log_on_kafka(start: Start, tmp_path: Path, kafka: Any, turn: int) -> None:
+    mixed = ("kafka", "rocksmq", "rocksmq"), ("rocksmq", "kafka", "kafka")
+    on_brokers(start, tmp_path, turn, "kafka", kafka, ("kafka", "kafka", "kafka"), *mixed)
+
+
+@pytest.mark.long
+@pytest.mark.broker
+def test_a_log_on_pulsar(start: Start, tmp_path: Path, pulsar: Any, turn: int) -> None:
+    on_brokers(
+        start, tmp_path, turn, "pulsar", pulsar, ("pulsar", "pulsar", "pulsar"), ("pulsar", "rocksmq", "rocksmq")
+    )
