@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +13,19 @@ from tests.brokers.kafka import KafkaCluster
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: `pending` messages that wait, `seconds` of a load, `mib` that are migrated."""
+    """How much is measured: `pending` messages that wait, `seconds` of a load, `mib` that are migrated, and each number
+    of `channels` that are replicated."""
 
     rounds: int
     messages: int
     pending: int
     seconds: float
     mib: int
+    channels: Sequence[int]
 
 
-FULL = Sizes(rounds=5, messages=50_000, pending=10_000_000, seconds=20, mib=1024)
-QUICK = Sizes(rounds=1, messages=2_000, pending=20_000, seconds=2, mib=16)
+FULL = Sizes(rounds=5, messages=50_000, pending=10_000_000, seconds=20, mib=1024, channels=(16, 256, 2_000))
+QUICK = Sizes(rounds=1, messages=2_000, pending=20_000, seconds=2, mib=16, channels=(16,))
 
 
 class Bench:

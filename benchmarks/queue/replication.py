@@ -23,6 +23,7 @@ import uvloop
 import tidewal
 
 from ..report import Figure, Rounds, figure
+from . import replication_saves
 from .bench import Bench
 
 CHANNEL = "messages"
@@ -35,8 +36,8 @@ BEGAN = struct.Struct(">d")
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """From one RocksMQ to another."""
-    return uvloop.run(_measure(bench.folder(), bench))
+    """From one RocksMQ to another: message by message, and what the replicator saves."""
+    return uvloop.run(_measure(bench.folder(), bench)) + replication_saves.measure(bench)
 
 
 async def _measure(folder: Path, bench: Bench) -> list[Figure]:

@@ -84,8 +84,7 @@ class LogUnderTest:
 class RocksMqUnderTest(LogUnderTest):
     """A directory. Its disk can be full (see `inside.FillingDisk`)."""
 
-    moves = ("migrate", "promote")
-    usual_moves = ("migrate",)
+    moves = usual_moves = ("migrate", "promote")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -279,7 +279,8 @@ class Run:
         names = Names()
         internal = [name for name in await patiently(self._wal.channels) if name.startswith(names.prefix)]
         replies = [name for name in internal if name.startswith(names.replies(""))]
-        channel = rng.choice(rng.choice([replies, sorted(set(internal) - set(replies))]))
+        lasting = sorted(set(internal) - set(replies))
+        channel = rng.choice(rng.choice([replies or lasting, lasting]))  # a node that begins may have no replies yet
         real: list[bytes] = []
         try:
             async with asyncio.timeout(PAUSE_S):
