@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.named_producers import CHANNELS, CutOffWal, clock_of
+from tests.named_producers import CHANNELS, CutOffWal, clock_of, kill
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms, to_datetime
 from tidewal.runtime.delays import releaser
 from tidewal.runtime.delays.delayed import DelayedId, cancellation, delayed_record
 from tidewal.runtime.errors import InvalidRequest, TidewalError
 from tidewal.runtime.log.record import Record, RecordType, decode, stamp
-from tidewal.runtime.log.wal import Append, Entry, From, OnAppended, Start
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, OnAppended, Start
 from tidewal.runtime.ownership import channel_owner, producer_delays
 from tidewal.runtime.ownership.producer import Producer, open_producer
 from tidewal.runtime.streams.channel_reader import ChannelReader
@@ -392,6 +392,44 @@ def test_what_was_dealt_with_is_not_sent_again_where_its_channel_knows_nothing_o
         assert not stored(log, "orders-0")
         assert not stored(log, "orders-1")
         assert len(log.channels["producer-shop.dead_letters"].entries) == 1
+
+    run_virtual(main(), clock)
+
+
+class StuckWal(CutOffWal):
+    """A log as a process sees it in which what is appended to one channel does not arrive."""
+
+    stuck = ""
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        self.cut_off = any(each.channel == self.stuck for each in entries)
+        super().submit(entries, done)
+        self.cut_off = False
+
+
+def test_what_is_sent_comes_once_where_retention_goes_on_beside_a_channel_that_stands_still():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = StuckWal(log)
+        producer = Producer(wal, "shop", CHANNELS, ChannelPolicy(), 10.0, clock_of(clock), delays=True)
+        await producer.open()
+        for number in range(4):
+            await producer.schedule([(name, b"%d" % number) for name in CHANNELS], deliver_after_s=5)
+        wal.stuck = "orders-1"
+        await asyncio.sleep(25)
+        assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"0", b"1", b"2", b"3"]
+        await producer.send([("orders-0", b"next")])
+        latest = await wal.latest_id("orders-0")
+        assert latest is not None
+        await wal.truncate("orders-0", latest)  # with all that it knows of the delay channel
+        await producer._delays.stop()
+        await kill(producer)
+        async with opened(log, clock):
+            await asyncio.sleep(60)
+        assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"next"]
+        assert [bytes(each.body) for each in stored(log, "orders-1")] == [b"0", b"1", b"2", b"3"]
 
     run_virtual(main(), clock)
 
