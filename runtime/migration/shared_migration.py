@@ -17,6 +17,7 @@ from .beginning import LOOKS, check_source
 from .channel_copy import Check, unchecked
 from .group_positions import idle_groups
 from .lease_watch import LeaseWatch
+from .log_states import LogStates
 from .migration import MigrationProof, OnProgress, migrate
 from .migration_run import SETTLE_S
 from .node_log import NodeLog
@@ -108,7 +109,7 @@ async def until_left(
             node = await NodeLog.read_states(old)
             if node is not None:
                 node.check_left()  # on a directory this process does not have the lock, which says so else
-            await NodeLog.read(old, tables)
+            await LogStates.read(old, tables)
             await idle_groups(old)
             break
         except Unavailable as error:

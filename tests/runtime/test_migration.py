@@ -386,15 +386,15 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
     with pytest.raises(Unsupported, match="by-dev-collection_schema is named like the state of nodes"):
         await migrate(node, new, OLD, NEW)
 
-    ledgers = MemoryWal(MemoryLog())
-    await ledgers.create_channel("ledgers", ChannelPolicy())
-    await ledgers.create_channel("others", ChannelPolicy())
-    await ledgers.append("ledgers", encode(Record(RecordType.LEDGER, key=b"id")))
-    with pytest.raises(Unsupported, match=r"LEDGER.*holds ids"):
-        await migrate(ledgers, new, OLD, NEW)
-    await cancel_migration(ledgers, new, NEW)
-    await ledgers.drop_channel("ledgers")
-    await migrate(ledgers, new, OLD, NEW)
+    with_ids = MemoryWal(MemoryLog())
+    await with_ids.create_channel("ids", ChannelPolicy())
+    await with_ids.create_channel("others", ChannelPolicy())
+    await with_ids.append("ids", encode(Record(RecordType.GROUP, key=b"id")))
+    with pytest.raises(Unsupported, match=r"GROUP.*holds ids"):
+        await migrate(with_ids, new, OLD, NEW)
+    await cancel_migration(with_ids, new, NEW)
+    await with_ids.drop_channel("ids")
+    await migrate(with_ids, new, OLD, NEW)
 
     lagging = MemoryWal(MemoryLog())
     ids = await filled(lagging)
@@ -491,15 +491,15 @@ async def test_a_new_log_that_changed_behind_the_proof_does_not_come_into_use(
 
 async def test_what_comes_late_and_cannot_be_moved_is_no_dead_end(old: MemoryWal, new: MemoryWal) -> None:
     class Busy(MemoryWal):
-        """A program that was not stopped writes a ledger just before the old log is migrated."""
+        """A program that was not stopped writes a record with ids just before the old log is migrated."""
 
         async def append(self, channel: str, payload: Any, *args: Any, **options: Any) -> Any:
             if channel == MIGRATION_CHANNEL and b'"migrated"' in payload:
-                await super().append("empty", encode(Record(RecordType.LEDGER, key=b"id")))
+                await super().append("empty", encode(Record(RecordType.GROUP, key=b"id")))
             return await super().append(channel, payload, *args, **options)
 
     await filled(old)
-    with pytest.raises(Unsupported, match="LEDGER"):
+    with pytest.raises(Unsupported, match="GROUP"):
         await migrate(Busy(old.log), new, OLD, NEW)
     assert (await migration_state(old)).phase is MigrationPhase.MIGRATED
     await cancel_migration(old, new, NEW)
