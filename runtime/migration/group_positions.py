@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..errors import Unavailable
+from ..errors import TidewalError, Unavailable
+from ..groups.group_consumer import FIRST_PAUSE_S, LAST_PAUSE_S
 from ..groups.group_filter import RecordState, until_assigned
 from ..groups.metadata_layers import Layer, unwrap, wrap
 from ..groups.retries import Attempts
-from ..log.wal import From, FromId, GroupInfo, Wal
+from ..log.wal import From, FromId, GroupInfo, GroupMember, Wal
 from .channel_copy import Check, unchecked
 
 SESSION_S = 10.0  # of a migration's own member: where its process is killed, the group has it for so long
+JOIN_S = 30.0  # for which failures of that member are waited out
+
+_log = logging.getLogger("tidewal.migration")
 
 Place: TypeAlias = Callable[[bytes], Awaitable[bytes]]
 """Returns the id in the new log of the entry with an id in the old one; b"" where that log has no such entry."""
@@ -45,18 +51,43 @@ async def groups_of(wal: Wal, *, in_use: bool) -> list[GroupInfo]:
 
 async def stored_metadata(wal: Wal, group: str, channels: Iterable[str]) -> Mapping[str, bytes]:
     """What is stored with the positions of a group without members, by channel."""
-    names = sorted(channels)
-    if not names:
-        return {}
     found: dict[str, bytes] = {}
-    member = await wal.join(group, names, session_timeout_s=SESSION_S)
-    try:
-        for name in names:
-            await until_assigned(member, name)
-            found[name] = member.metadata(name)
-    finally:
-        await member.aclose()
+
+    async def take(member: GroupMember, name: str) -> None:
+        found[name] = member.metadata(name)
+
+    await _as_member(wal, group, sorted(channels), take)
     return found
+
+
+async def _as_member(
+    wal: Wal,
+    group: str,
+    channels: Sequence[str],
+    do: Callable[[GroupMember, str], Awaitable[None]],
+    check: Check = unchecked,
+) -> None:
+    """Do something, which may be repeated, as the only member of a group, for each of its channels. What fails for a
+    moment is done again, for up to `JOIN_S` seconds. `check` is called before each try."""
+    now = asyncio.get_running_loop().time
+    until_s, pause_s = now() + JOIN_S, FIRST_PAUSE_S
+    while channels:
+        await check()  # not later: a member that stands still would keep the channels from the next run
+        try:
+            member = await wal.join(group, channels, session_timeout_s=SESSION_S)
+            try:
+                for channel in channels:
+                    await until_assigned(member, channel)
+                    await do(member, channel)
+            finally:
+                await member.aclose()
+            return
+        except TidewalError as error:
+            if not error.retryable or now() >= until_s:
+                raise
+            _log.info("group %s is joined again, for its positions: %s", group, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
 async def metadata_in_place(metadata: bytes, place: Place) -> bytes:
@@ -81,13 +112,8 @@ async def store_positions(
         await check()
         await wal.seek_group(group, channel, FromId(each.id) if each.id else From.EARLIEST)
     annotated = {channel: each.metadata for channel, each in positions.items() if each.metadata}
-    if not annotated:
-        return
-    await check()  # not later: a member that stands still would keep the channels from the next run
-    member = await wal.join(group, sorted(annotated), session_timeout_s=SESSION_S)
-    try:
-        for channel, metadata in annotated.items():
-            await until_assigned(member, channel)
-            await member.annotate(channel, metadata)
-    finally:
-        await member.aclose()
+
+    async def annotate(member: GroupMember, channel: str) -> None:
+        await member.annotate(channel, annotated[channel])
+
+    await _as_member(wal, group, sorted(annotated), annotate, check)

@@ -41,7 +41,7 @@ from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.redaction import shown_url
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Entry, FromId, OnAppended, Wal
 from tidewal.runtime.loop_bridge import promise
-from tidewal.runtime.migration import channel_copy
+from tidewal.runtime.migration import channel_copy, group_positions
 from tidewal.runtime.migration.channel_copy import HOLDER, stored_entries
 from tidewal.runtime.migration.group_positions import stored_metadata
 from tidewal.runtime.migration.migration import MigrationProof, cancel_migration, migrate
@@ -505,6 +505,32 @@ async def test_what_comes_late_and_cannot_be_moved_is_no_dead_end(old: MemoryWal
     await cancel_migration(old, new, NEW)
     await check_in_use(old, OLD)
     assert await new.channels() == []
+
+
+async def test_a_join_that_fails_for_a_moment_is_done_again_and_one_that_lasts_ends_it(
+    old: MemoryWal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(MemoryWal):
+        """A log whose coordinator is not there yet."""
+
+        failures = 2
+
+        async def join(self, *args: Any, **options: Any) -> Any:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise Unavailable("no coordinator yet")
+            return await super().join(*args, **options)
+
+    await filled(old)
+    lasting = Busy(MemoryLog())
+    lasting.failures = 1_000_000
+    monkeypatch.setattr(group_positions, "JOIN_S", 0.1)
+    with pytest.raises(Unavailable, match="no coordinator"):
+        await migrate(old, lasting, OLD, NEW)
+    lasting.failures = 2
+    monkeypatch.undo()
+    await migrate(old, lasting, OLD, NEW)
+    await assert_same(old, lasting)
 
 
 async def test_only_what_the_old_log_names_is_taken_back(old: Wal, new: MemoryWal) -> None:
