@@ -246,7 +246,7 @@ class TopicMember(RecordMember):
         return False
 
     async def _hold(self, delivered: Delivered) -> None:
-        """Give a partition back once it may be read: it is delivered anew then. Where that fails the iteration ends, and
+        """Give a partition back once it may be read: it is delivered anew then. Where that fails the iteration ends and
         raises the error: the partition would be paused for ever."""
         try:
             pause_s = CHECK_S
