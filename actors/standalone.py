@@ -221,11 +221,8 @@ class Standalone:
             await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
             if await self._shared_migration.has_left():
                 return False
-            # what they wait for may have left
-            async with begun(self._begin_roles(system, stack), self._shared_migration.until_left()) as (
-                beginning,
-                left,
-            ):
+            waits = self._begin_roles(system, stack), self._shared_migration.until_left()
+            async with begun(*waits) as (beginning, left):  # what the roles wait for may have left
                 await asyncio.wait([beginning, left], return_when=asyncio.FIRST_COMPLETED)
                 if not beginning.done():
                     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -531,6 +532,39 @@ async def test_a_join_that_fails_for_a_moment_is_done_again_and_one_that_lasts_e
     monkeypatch.undo()
     await migrate(old, lasting, OLD, NEW)
     await assert_same(old, lasting)
+
+
+async def test_where_a_migration_was_taken_back_at_any_step_the_next_one_goes_elsewhere(old: MemoryWal) -> None:
+    """OLD to NEW is taken back, OLD goes to NEWER, and NEW, which others use since, to a log of its own."""
+    newer_url, other_url = "memory://newer", "memory://other"
+    for steps in range(2, 40, 3):
+        old, new, newer, other = (MemoryWal(MemoryLog()) for _ in range(4))
+        await filled(old)
+        left = [steps]
+        with suppress(Killed):
+            await migrate(DyingWal(old.log, left, behind=True), DyingWal(new.log, left, behind=True), OLD, NEW)
+        state = await migration_state(old)
+        if mark_of(state.id) in await new.channels():
+            assert steps > 20
+            break
+        if state.phase is not MigrationPhase.OPEN:
+            with pytest.raises(InvalidRequest, match="go on with that one, or take it back"):
+                await migrate(old, newer, OLD, newer_url)
+            await cancel_migration(old, new, NEW)
+        await migrate(old, newer, OLD, newer_url)
+        await assert_same(old, newer)
+        await filled(new)
+        with pytest.raises(InvalidRequest, match="not empty"):
+            await migrate(new, newer, NEW, newer_url)
+        with pytest.raises(InvalidRequest, match="no migration of this log is under way"):
+            await cancel_migration(new, newer, newer_url)
+        await check_in_use(newer, newer_url)
+        await migrate(new, other, NEW, other_url)
+        await assert_same(new, other)
+        with pytest.raises(Moved, match="newer"):
+            await check_in_use(old, OLD)
+    else:
+        pytest.fail("no migration came to its mark")
 
 
 async def test_only_what_the_old_log_names_is_taken_back(old: Wal, new: MemoryWal) -> None:
