@@ -117,6 +117,13 @@ class Topic:
         return {channel: delay_channel_of(channel) for channel, (epoch, _) in self.places.items() if epoch >= first}
 
     @property
+    def pending_epochs(self) -> tuple[int, ...]:
+        """The numbers of the epochs that are over, and may have messages yet that are due later."""
+        delays = self.delay_channels if self.delays else {}
+        found = {self.places[partition][0] for partition, channel in delays.items() if channel not in self.drained}
+        return tuple(sorted(found - {self.epoch}))
+
+    @property
     def owned_channels(self) -> tuple[str, ...]:
         """The pchannels that are to have an owner while it is ready: those of its partitions, and their delay
         channels."""
