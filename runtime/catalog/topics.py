@@ -119,9 +119,10 @@ class Topic:
     @property
     def pending_epochs(self) -> tuple[int, ...]:
         """The numbers of the epochs that are over, and may have messages yet that are due later."""
-        delays = self.delay_channels if self.delays else {}
-        found = {self.places[partition][0] for partition, channel in delays.items() if channel not in self.drained}
-        return tuple(sorted(found - {self.epoch}))
+        if not self.delays:
+            return ()
+        left = [name for name, delays in self.delay_channels.items() if delays not in self.drained]
+        return tuple(sorted({self.places[name][0] for name in left} - {self.epoch}))
 
     @property
     def owned_channels(self) -> tuple[str, ...]:

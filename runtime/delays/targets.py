@@ -29,13 +29,14 @@ class ReleaseTargets(Protocol):
         ...
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
-        """Append what is next for `target`, in the order of ids; returns once it is durable there. Raises
+        """Append what is next for `target`, in the order of ids; returns once it is durable there. What was cancelled
+        before may be under way yet. Raises
         `TopicEpochEnded` where other channels are to take what `target` has not, `MessageTooLarge` and
         `ChannelNotFound`."""
         ...
 
     async def note_reached(self) -> None:
-        """A channel takes long: keep how far the others have come, of which retention may take that."""
+        """A channel holds up others: keep how far these have come, of which retention may take that."""
         ...
 
     async def nothing_pending(self, time: int) -> None:

@@ -434,6 +434,33 @@ def test_what_is_sent_comes_once_where_retention_goes_on_beside_a_channel_that_s
     run_virtual(main(), clock)
 
 
+def test_a_channel_that_stands_still_holds_up_no_other():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = StuckWal(log)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            for after_s in (5, 6, 40, 70):
+                await producer.schedule([(name, b"%d" % after_s) for name in CHANNELS], deliver_after_s=after_s)
+            wal.stuck = "orders-1"
+            for end_s, there in ((4, []), (8, [b"5"]), (20, [b"5", b"6"]), (60, [b"5", b"6", b"40"])):
+                await asyncio.sleep(end_s - (physical_ms(clock_of(clock).now()) - begun_ms) / 1000)
+                assert [bytes(each.body) for each in stored(log, "orders-0")] == there
+            assert not stored(log, "orders-1")
+            wal.stuck = ""
+            wal.back()
+            await asyncio.sleep(60)
+        for name in CHANNELS:
+            assert [bytes(each.body) for each in stored(log, name)] == [b"5", b"6", b"40", b"70"]
+        async with opened(log, clock):
+            await asyncio.sleep(60)
+        assert [len(stored(log, name)) for name in CHANNELS] == [4, 4]
+
+    begun_ms = clock.wall_ms()
+    run_virtual(main(), clock)
+
+
 def test_a_batch_may_be_repeated_when_it_is_due_already():
     clock = VirtualClock()
 
