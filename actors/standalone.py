@@ -42,7 +42,7 @@ from ..runtime.nearest import nearest
 from ..runtime.node_name import node_name
 from ..runtime.process_memory import memory_limit_bytes, resident_bytes
 from ..runtime.tables.table_store import StoreUri, open_tables
-from ..runtime.waiting import ended
+from ..runtime.waiting import begun, ended
 from .client import Client
 from .cluster_member import ClusterMember
 from .datanode import DataNode
@@ -221,14 +221,24 @@ class Standalone:
             await self.node.cluster.open(system.heartbeat, lambda: system.loop_lag_s, tables=tables, address=address)
             if await self._shared_migration.has_left():
                 return False
-            for role in self._roles:
-                await system.spawn(partial(role, self.node), name=role.role)
-            self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
-            stack.push_async_callback(ended, self._watching)
-            if not await self._ready():
-                return False
+            waits = self._begin_roles(system, stack), self._shared_migration.until_left()
+            async with begun(*waits) as (beginning, left):  # what the roles wait for may have left
+                await asyncio.wait([beginning, left], return_when=asyncio.FIRST_COMPLETED)
+                if not beginning.done():
+                    return False
+                await beginning
             self._running = stack.pop_all()
         return True
+
+    async def _begin_roles(self, system: ActorSystem, stack: AsyncExitStack) -> None:
+        """Start the roles, and wait until this node accepts writes, where it is to. Raises the error of a role that
+        fails before."""
+        for role in self._roles:
+            await system.spawn(partial(role, self.node), name=role.role)
+        self._watching = asyncio.create_task(self._watch(system), name="failures of roles")
+        stack.push_async_callback(ended, self._watching)
+        if Proxy in self._roles:
+            await self._ready()
 
     async def _stop_roles(self) -> None:
         """Stop the roles, and leave the cluster."""
@@ -284,25 +294,18 @@ class Standalone:
             server = MetricsServer(self.node.metrics, self.health, host=endpoint.host, port=endpoint.port)
             await stack.enter_async_context(server)
 
-    async def _ready(self) -> bool:
-        """Wait until this node accepts writes, where it is to. Returns False where the log is in use no more before:
-        the nodes that it waits for may have left. Raises the error of a role that fails before."""
-        if Proxy not in self._roles:
-            return True
+    async def _ready(self) -> None:
+        """Wait until this node accepts writes. Raises the error of a role that fails before."""
         async with self.client("start") as client:
             ready = asyncio.create_task(client.ready(node=self.node.incarnation))
             failed = asyncio.create_task(self.failed())
-            left = asyncio.create_task(self._shared_migration.until_left())
             try:
-                await asyncio.wait([ready, failed, left], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([ready, failed], return_when=asyncio.FIRST_COMPLETED)
                 if failed.done():
                     raise failed.result()
-                if not ready.done():
-                    return False
                 await ready
             finally:
-                await ended(ready, failed, left)
-        return True
+                await ended(ready, failed)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

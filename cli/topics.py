@@ -72,7 +72,8 @@ def list_topics(url: NodeUrl, as_json: AsJson = False, prefix: Prefix = DEFAULT_
 @topics.command()
 @logged
 def describe(url: NodeUrl, topic: TopicName, as_json: AsJson = False, prefix: Prefix = DEFAULT_PREFIX) -> None:
-    """Show a topic: its retention, and the channel of each partition."""
+    """Show a topic: its retention, the channel of each partition, and which epochs that are over may have messages yet
+    that are due later."""
     found = _described(over_client(url, prefix, lambda client: client.describe_topic(topic)))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -80,6 +81,8 @@ def describe(url: NodeUrl, topic: TopicName, as_json: AsJson = False, prefix: Pr
     print_rows(COLUMNS, [{**found, "partitions": len(found["partitions"])}])
     typer.echo()
     print_rows(("partition", "channel"), [{"partition": at, "channel": at_} for at, at_ in found["partitions"].items()])
+    if pending := found["pending_epochs"]:
+        typer.echo(f"\nmessages may be pending in epochs that are over: {', '.join(map(str, pending))}")
 
 
 @topics.command()
@@ -210,6 +213,7 @@ def _described(topic: Topic) -> dict[str, Any]:
         "topic": topic.name,
         "id": topic.id,
         "epoch": topic.epoch,
+        "pending_epochs": list(topic.pending_epochs),
         "partitions": dict(enumerate(map(pchannel_of, topic.partitions))),
         "retention_s": topic.retention_s,
         "retention_bytes": topic.retention_bytes,

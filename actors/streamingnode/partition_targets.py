@@ -22,7 +22,7 @@ from ...runtime.catalog.catalog_log import CatalogLog
 from ...runtime.catalog.topics import READY, Topic
 from ...runtime.clock import HybridClock
 from ...runtime.delays.delayed import DelayedMessage
-from ...runtime.delays.targets import note_offset
+from ...runtime.delays.targets import note_offset, source_in
 from ...runtime.errors import TidewalError, TopicEpochEnded, Unavailable
 from ...runtime.log.names import pchannel_of
 from ...runtime.log.record import Record
@@ -116,17 +116,13 @@ class PartitionTargets:
         if target == self._partition:
             await note_offset(self._owner, self._channel, self._channel, offset)
         elif offset > self._done:
-            await note_offset(self._owner, self._source_in(target), self._channel, offset)
+            await note_offset(self._owner, source_in(self._channel, target), self._channel, offset)
 
     def _targets(self) -> list[str]:
         """The pchannels of the epoch into which is released that may get messages."""
         if self._epoch == self._first:
             return [self._partition]
         return list(map(pchannel_of, self._topic.partitions_of(self._epoch)))
-
-    def _source_in(self, target: str) -> str:
-        """As which source the delay channel notes how far a target has come: when it ended, or others took long."""
-        return f"{self._channel}>{target}"
 
     # ---- messages ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +136,7 @@ class PartitionTargets:
 
         @cache
         def noted(target: str) -> bytes:
-            return self._owner.source_offset(self._source_in(target), self._channel)
+            return self._owner.source_offset(source_in(self._channel, target), self._channel)
 
         for message in left:
             key, epochs = message.record.key, range(self._first + 1, self._epoch + 1)

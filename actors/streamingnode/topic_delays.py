@@ -30,8 +30,9 @@ from .partition_targets import PartitionTargets
 from .topic_partitions import Propose
 
 AGAIN_S = 10.0  # after an error that is no one's to wait out
-PENDING, RELEASED, LATE = (
+PENDING, ENDED, RELEASED, LATE = (
     "streamingnode_delayed_message_num",
+    "streamingnode_delayed_ended_message_num",
     "streamingnode_delayed_released_total",
     "streamingnode_delayed_late_seconds",
 )
@@ -52,6 +53,7 @@ class _Running(NamedTuple):
 
     terms: Hashable
     topic: str
+    epoch: int
     releaser: Releaser
     task: asyncio.Task[None]
 
@@ -114,7 +116,7 @@ class TopicDelays:
             released=partial(self._count, topic.name),
         )
         task = asyncio.create_task(self._release(channel, releaser), name=f"release {channel}")
-        return _Running(terms, topic.name, releaser, task)
+        return _Running(terms, topic.name, topic.places[partition][0], releaser, task)
 
     async def _release(self, channel: str, releaser: Releaser) -> None:
         while True:
@@ -147,15 +149,18 @@ class TopicDelays:
 
     def _watch(self) -> None:
         """Show what is pending, of the topics that have any channel here."""
-        releasers: dict[str, list[Releaser]] = {}
-        for running in self._running.values():
-            releasers.setdefault(running.topic, []).append(running.releaser)
-        for (topic,) in self._node.metrics.series(PENDING):
-            if topic not in releasers:
-                self._node.metrics.remove(PENDING, topic_name=topic)
-        for topic, theirs in releasers.items():
-            self._node.metrics.watch(PENDING, partial(_pending, theirs), topic_name=topic)
+        epochs = {topic.name: topic.epoch for topic in self._catalog.catalog.topics}
+        here = {running.topic for running in self._running.values()}
+        for metric in (PENDING, ENDED):
+            for (topic,) in self._node.metrics.series(metric):
+                if topic not in here:
+                    self._node.metrics.remove(metric, topic_name=topic)
+        for topic in here:
+            theirs = [running for running in self._running.values() if running.topic == topic]
+            ended = [running for running in theirs if running.epoch < epochs.get(topic, running.epoch)]
+            for metric, counted in ((PENDING, theirs), (ENDED, ended)):
+                self._node.metrics.watch(metric, partial(_pending, counted), topic_name=topic)
 
 
-def _pending(releasers: Sequence[Releaser]) -> int:
-    return sum(releaser.pending for releaser in releasers)
+def _pending(counted: Sequence[_Running]) -> int:
+    return sum(running.releaser.pending for running in counted)

@@ -115,6 +115,7 @@ class TopicMember(RecordMember):
         self._giving_back: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by pchannel
         self._closed = False
         self._dropped: TopicNotFound | None = None
+        self._failed: Exception | None = None  # what has ended it
         self._watching = asyncio.create_task(self._watch())
 
     async def __aenter__(self) -> TopicMember:
@@ -127,12 +128,14 @@ class TopicMember(RecordMember):
 
     async def __anext__(self) -> TopicPack:
         """The next messages of one of the partitions. Raises and ends as `RecordMember` does, and raises
-        `TopicNotFound` where a topic was dropped."""
+        `TopicNotFound` where a topic was dropped, and what kept a partition from being read."""
         while True:
             try:
                 pack = await super().__anext__()
                 break
             except (StopAsyncIteration, ChannelNotFound, Moved) as error:
+                if self._failed is not None and not self._closed:
+                    raise self._failed from None
                 if self._closed or self._dropped is not None or not self._has_moved(error):
                     await self._check_there()
                     raise
@@ -243,13 +246,21 @@ class TopicMember(RecordMember):
         return False
 
     async def _hold(self, delivered: Delivered) -> None:
-        """Give a partition back once it may be read: it is delivered anew then."""
-        pause_s = CHECK_S
-        while delivered.channel in self._member.channels and not await self._may_be_read(delivered):
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, CHECK_MAX_S)
-        self._holding.pop(delivered.channel, None)
-        self._member.redeliver(delivered)
+        """Give a partition back once it may be read: it is delivered anew then. Where that fails the iteration ends and
+        raises the error: the partition would be paused for ever."""
+        try:
+            pause_s = CHECK_S
+            while delivered.channel in self._member.channels and not await self._may_be_read(delivered):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, CHECK_MAX_S)
+            self._holding.pop(delivered.channel, None)
+            self._member.redeliver(delivered)
+        except Fenced:  # it has gone to another member
+            pass
+        except Exception as error:
+            if not (self._closed or self._has_moved(error)):
+                self._failed = error
+                await super().aclose()
 
     async def _may_be_read(self, delivered: Delivered) -> bool:
         return await self._passes(delivered.channel) and await self._positions.settle(self._member, delivered)

@@ -117,6 +117,14 @@ class Topic:
         return {channel: delay_channel_of(channel) for channel, (epoch, _) in self.places.items() if epoch >= first}
 
     @property
+    def pending_epochs(self) -> tuple[int, ...]:
+        """The numbers of the epochs that are over, and may have messages yet that are due later."""
+        if not self.delays:
+            return ()
+        left = [name for name, delays in self.delay_channels.items() if delays not in self.drained]
+        return tuple(sorted({self.places[name][0] for name in left} - {self.epoch}))
+
+    @property
     def owned_channels(self) -> tuple[str, ...]:
         """The pchannels that are to have an owner while it is ready: those of its partitions, and their delay
         channels."""

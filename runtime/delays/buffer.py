@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Set
 from typing import Final
 
 from .delayed import DelayedId, DelayedMessage
@@ -30,6 +31,7 @@ class DelayBuffer:
         self._pending: dict[bytes, Pending] = {}
         self._order: list[bytes] = []  # a heap of ids; those that are not pending any more are skipped
         self._handed_out: list[bytes] = []
+        self._finished = done  # the highest id that was dealt with; lower ones may have been given back
 
     def fit(self, limit: int) -> None:
         """Take about `limit` bytes from now on."""
@@ -121,11 +123,20 @@ class DelayBuffer:
                 size -= taken
         return found
 
-    def finish(self) -> None:
-        """All that was handed out is dealt with."""
-        for id in self._handed_out:
+    def finish(self, given_back: Set[bytes] = frozenset()) -> None:
+        """All that was handed out is dealt with, but for the ids that are given back: they are handed out again."""
+        finished = [id for id in self._handed_out if id not in given_back]
+        for id in finished:
             del self._pending[id]
-        self.done = max([self.done, *self._handed_out[-1:]])
+        for id in given_back:
+            self.bytes += self._pending[id].size
+            heapq.heappush(self._order, id)
+        self._finished = max([self._finished, *finished[-1:]])
+        lowest = self._order[0] if self._next() is not None else None
+        if lowest is None or self._finished < lowest:
+            self.done = max(self.done, self._finished)
+        else:
+            self.done = max([self.done, *(id for id in finished if id < lowest)])
         self._handed_out = []
 
     def batches(self, count: int, size: int) -> list[list[Pending]]:

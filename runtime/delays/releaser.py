@@ -45,6 +45,7 @@ LOOK_S: Final = 1.0  # how long a set wall clock may go unnoticed
 LEAST_S: Final = 0.005  # between two looks, where log time is behind the wall clock
 FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
+HELD_UP_S: Final = 10.0  # that one channel may hold up the others, before they go on without it
 TRUNCATE_S: Final = 10.0  # between two notes of what is done, and looks at what the delay channel needs no more
 REWRITE_BYTES: Final = 64 * 1024 * 1024  # at most: read since what is pending was written again
 REWRITE_SHARE: Final = 4  # of what is read at a start, one in so many bytes is pending, beyond REWRITE_BYTES
@@ -228,21 +229,31 @@ class Releaser:
         while messages is None or messages:
             wall_ms = self._clock.clock.wall_ms()
             messages = left = self._buffer.hand_out(upto, wall_ms, RELEASED_AT_ONCE, RELEASED_BYTES)
-            while left:  # what a channel does not take any more goes to another
-                left = await self._release_all(left)
-            self._buffer.finish()
+            waiting: list[DelayedMessage] = []
+            while left and not waiting:  # what a channel does not take any more goes to another
+                left, waiting = await self._release_all(left)
+            self._buffer.finish({each.id for each in (*left, *waiting)})
+            if waiting:
+                return  # what is due by then may be for other channels
 
-    async def _release_all(self, messages: Sequence[DelayedMessage]) -> list[DelayedMessage]:
-        """Append messages to the channels that take them now; returns, in order, those that are for others by then."""
+    async def _release_all(
+        self, messages: Sequence[DelayedMessage]
+    ) -> tuple[list[DelayedMessage], list[DelayedMessage]]:
+        """Append messages to the channels that take them now. Returns, in order, those that are for others by then; and
+        those of channels that take them no sooner than in `HELD_UP_S`, and may have some of them."""
         await self._patiently(self._targets.settle)
         divided = self._targets.divided(messages)
-        releases = [asyncio.create_task(self._release(target, batch)) for target, batch in divided.items()]
+        releases = {asyncio.create_task(self._release(target, batch)): batch for target, batch in divided.items()}
+        pending: set[asyncio.Task[Sequence[DelayedMessage]]] = set()
         try:
-            while releases and (await asyncio.wait(releases, timeout=TRUNCATE_S))[1]:
-                await self._patiently(self._targets.note_reached)  # retention goes on while one holds up the others
+            if releases:
+                _, pending = await asyncio.wait(releases, timeout=HELD_UP_S)
         finally:
             await ended(*releases)
-        return sorted([message for each in releases for message in each.result()], key=_id)
+        if pending:
+            await self._patiently(self._targets.note_reached)  # retention goes on while one holds up the others
+        left = [message for each in releases if each not in pending for message in each.result()]
+        return sorted(left, key=_id), [message for each in pending for message in releases[each]]
 
     async def _release(self, target: str, messages: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
         """Append messages to a channel; returns those that it may not have, and does not take any more."""

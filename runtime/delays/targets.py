@@ -29,13 +29,14 @@ class ReleaseTargets(Protocol):
         ...
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
-        """Append what is next for `target`, in the order of ids; returns once it is durable there. Raises
+        """Append what is next for `target`, in the order of ids; returns once it is durable there. What was cancelled
+        before may be under way yet. Raises
         `TopicEpochEnded` where other channels are to take what `target` has not, `MessageTooLarge` and
         `ChannelNotFound`."""
         ...
 
     async def note_reached(self) -> None:
-        """A channel takes long: keep how far the others have come, of which retention may take that."""
+        """A channel holds up others: keep how far these have come, of which retention may take that."""
         ...
 
     async def nothing_pending(self, time: int) -> None:
@@ -44,15 +45,18 @@ class ReleaseTargets(Protocol):
 
 
 class OwnedTargets:
-    """The channels that the messages name, of the `owner` that has the delay channel, too. One that is `known` may be
-    opened later."""
+    """The channels that the messages name, of the `owner` that has the delay channel, `source`, too. One that is
+    `known` may be opened later. How far a channel has come is noted in the delay channel (`note_offset`) where another
+    takes so long that retention might remove what the channel itself knows of it."""
 
     def __init__(self, owner: ChannelOwner, source: str, known: Callable[[str], bool]) -> None:
         self._owner, self._source, self._known = owner, source, known
+        self._targets: tuple[str, ...] = ()  # of the messages that are released now
 
     def reached(self, channel: str) -> bytes:
         """`ReleaseTargets.reached`."""
-        return self._owner.source_offset(self._source, channel)
+        noted = self._owner.source_offset(source_in(self._source, channel), self._source)
+        return max(noted, self._owner.source_offset(self._source, channel))
 
     async def settle(self) -> None:
         """`ReleaseTargets.settle`: they are always the same."""
@@ -62,20 +66,37 @@ class OwnedTargets:
         found: dict[str, list[DelayedMessage]] = {}
         for message in messages:
             found.setdefault(message.channel, []).append(message)
+        self._targets = tuple(found)
         return found
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
         """`ReleaseTargets.append`."""
         if not self._known(target):
             raise ChannelNotFound(f"{target} is no channel of this owner any more", channel=target)
-        records = [(each.id, each.record) for each in messages]
-        await self._owner.append_from(self._source, target, records, after=self.reached(target))
+        reached = self.reached(target)
+        records = [(each.id, each.record) for each in messages if each.id > reached]
+        if records:
+            after = self._owner.source_offset(self._source, target)
+            await self._owner.append_from(self._source, target, records, after=after)
 
     async def note_reached(self) -> None:
-        """`ReleaseTargets.note_reached`: each channel says it alone."""
+        """`ReleaseTargets.note_reached`."""
+        for target in self._targets:
+            if (offset := self._owner.source_offset(self._source, target)) > self._done:
+                await note_offset(self._owner, source_in(self._source, target), self._source, offset)
+
+    @property
+    def _done(self) -> bytes:
+        """Up to which id all is done."""
+        return self._owner.source_offset(self._source, self._source)
 
     async def nothing_pending(self, time: int) -> None:
         """`ReleaseTargets.nothing_pending`: more may come."""
+
+
+def source_in(delays: str, target: str) -> str:
+    """As which source the delay channel `delays` notes how far a target has come."""
+    return f"{delays}>{target}"
 
 
 async def note_offset(owner: ChannelOwner, source: str, channel: str, offset: bytes) -> None:

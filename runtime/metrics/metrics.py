@@ -252,6 +252,12 @@ _STREAMINGNODE = (
         "those that are due first",
         "topic_name",
     ),
+    gauge(
+        "streamingnode_delayed_ended_message_num",
+        "count",
+        "Of the messages in memory that are due later those that were sent to partitions that are over since",
+        "topic_name",
+    ),
     counter(
         "streamingnode_delayed_released_total", "Delayed messages that were put into their partitions", "topic_name"
     ),

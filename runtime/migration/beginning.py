@@ -23,9 +23,9 @@ from ..log.replication_state import check_not_replica, check_source_fenced
 from ..log.wal import Wal
 from .channel_copy import check_not_lost
 from .group_positions import groups_of
+from .log_states import LogStates
 from .migration_run import MigrationRun
 from .mirrored_channels import channels_of
-from .node_log import NodeLog
 from .node_tables import NodeTables
 
 T = TypeVar("T")
@@ -135,7 +135,7 @@ async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None, *, in_us
     for wal in (old, new):
         if wal.capabilities.foreign_topics:
             raise Unsupported("topics that others made are not migrated", capability="migration")
-    await fitting(lambda: NodeLog.read(old, tables, in_use=in_use), in_use=in_use)
+    await fitting(lambda: LogStates.read(old, tables, in_use=in_use), in_use=in_use)
     groups = await groups_of(old, in_use=in_use)
     if groups and not new.capabilities.groups:
         raise Unsupported(f"{new.name}:// has no consumer groups, the old log has {len(groups)}", capability="groups")

@@ -29,9 +29,10 @@ from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, h
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
 from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions
+from .log_states import LogStates
 from .migration_run import SETTLE_S, Compared, MigrationRun
-from .mirrored_channels import channels_of, drop_vanished, is_copied, mirrored_channel
-from .node_log import NO_NODE, NodeLog, NodeProof, check_tables, nothing_copied, settle_node
+from .mirrored_channels import channels_of, drop_vanished, mirrored_channel
+from .node_log import NO_NODE, NodeProof, check_tables, nothing_copied, settle_node
 from .node_tables import NodeTables
 
 ROUNDS_MAX = 3  # of copying, until the old log is said to be written to
@@ -101,7 +102,7 @@ async def migrate(
     another run of the migration may be at work, this one takes its place, and on brokers first waits `settle_s`
     seconds. `compared` is what `prepare` has found equal in this process just before. Returns what is in both.
 
-    Raises `Unsupported` for what cannot be migrated, what `NodeLog.read` raises, `ReplicaReadOnly` and `Moved` where
+    Raises `Unsupported` for what cannot be migrated, what `LogStates.read` raises, `ReplicaReadOnly` and `Moved` where
     replication has the say over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the
     new log is not empty, or the old one has no channel, migrates elsewhere, or was promoted and its source is not
     fenced, `CorruptLog` where the new one, or a table, is not as it was found, `Fenced` where a later run has taken
@@ -149,7 +150,7 @@ async def _proven(
     for _ in range(ROUNDS_MAX):
         if proof is not None and await _is_unchanged(run.old, proof):
             return proof
-        proof = await _mirrored(run, on_progress, await NodeLog.read(run.old, tables))
+        proof = await _mirrored(run, on_progress, await LogStates.read(run.old, tables))
         await run.change(MigrationPhase.MIGRATED, proof.to_wire())
     raise _written_to(old_url)
 
@@ -202,7 +203,7 @@ async def _check_not_in_use(new: Wal, state: MigrationState) -> None:
 # ---- copying -------------------------------------------------------------------------------------------------------
 
 
-async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | None) -> MigrationProof:
+async def _mirrored(run: MigrationRun, on_progress: OnProgress, states: LogStates) -> MigrationProof:
     old, new = run.old, run.new
     groups = await idle_groups(old)
     channels: dict[str, ChannelProof] = {}
@@ -213,20 +214,18 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, node: NodeLog | 
             continue
         await run.check()
         await new.create_channel(name, info.policy)
-        if not is_copied(info, node):
-            if node is not None and name in node.left:
+        if not states.is_copied(info):
+            if states.is_left(name):
                 channels[name] = nothing_copied(info.latest_id or b"")
             continue
         on_progress(f"copying {name}")
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]
-        ids = () if node is None else node.ids(name)
-        places[name] = await mirrored_channel(run, info, node, positions, ids)
+        places[name] = await mirrored_channel(run, info, positions, states.ids(name))
         channels[name] = run.compared[name].proof(info)
         on_progress(f"{name} is equal in both")
-    moved_node = NO_NODE
-    if node is not None:  # last: what its states point to is there now
-        moved_node = node.proof(places, new.name)
-        channels |= await node.write_states(new, f"migration {run.state.id}", places, run.check)
+    moved_node = NO_NODE if states.node is None else states.node.proof(places, new.name)
+    # last: what the states point to is there now
+    channels |= await states.write(new, f"migration {run.state.id}", places, run.check)
     await _check_no_others(run)
     return MigrationProof(channels, await _moved_groups(run, groups, channels.keys(), places), moved_node)
 

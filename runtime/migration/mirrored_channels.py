@@ -9,8 +9,7 @@ from ..log.wal import ChannelInfo, Wal
 from .channel_copy import copy_channel
 from .compared_channel import ComparedChannel
 from .migration_run import MigrationRun
-from .node_log import NodeLog
-from .node_records import rewrite_of
+from .node_records import migrated_entry
 
 
 async def channels_of(wal: Wal) -> list[str]:
@@ -18,33 +17,20 @@ async def channels_of(wal: Wal) -> list[str]:
     return [name for name in await wal.channels() if not is_migration_channel(name)]
 
 
-def is_copied(info: ChannelInfo, node: NodeLog | None) -> bool:
-    """Whether the entries of a channel are copied as they are, and not left behind or written anew."""
-    if info.policy.ephemeral or info.policy.temporary:
-        return False
-    return node is None or (info.name not in node.states and info.name not in node.left)
-
-
 async def mirrored_channel(
-    run: MigrationRun,
-    info: ChannelInfo,
-    node: NodeLog | None,
-    positions: Iterable[bytes] = (),
-    ids: Iterable[bytes] = (),
+    run: MigrationRun, info: ChannelInfo, positions: Iterable[bytes] = (), ids: Iterable[bytes] = ()
 ) -> Mapping[bytes, bytes]:
     """Bring a channel of the new log, which is there, to where the old one was when `info` was made, and compare them
-    behind what this run has compared. One that was made anew in one of the logs since is begun anew. Entries go over as
-    those of a `node`, where one has used the log. Returns what `ComparedChannel.compare` does, for `positions` and
-    `ids`; raises what that, `copy_channel` and the logs raise."""
+    behind what this run has compared. One that was made anew in one of the logs since is begun anew. Returns what
+    `ComparedChannel.compare` does, for `positions` and `ids`; raises what that, `copy_channel` and the logs raise."""
     name = info.name
     compared = run.compared.get(name)
     if compared is not None and not await compared.goes_on(run.old, run.new, info):
         await begin_anew(run, info)
         compared = None
-    rewrite = rewrite_of(node)
     if compared is None:
-        compared = run.compared[name] = ComparedChannel(name, rewrite)
-    await copy_channel(run.old, run.new, info, run.check, rewrite, compared.last)
+        compared = run.compared[name] = ComparedChannel(name, migrated_entry)
+    await copy_channel(run.old, run.new, info, run.check, migrated_entry, compared.last)
     return await compared.compare(run.old, run.new, info, positions, ids)
 
 

@@ -109,9 +109,9 @@ class NodeLog:
         there = set(await old.channels())
         catalog, cluster = None, None
         if names.catalog in there:
-            catalog = _checked(await MovedState[Catalog].read(old, names.catalog, CATALOG_KIND))
+            catalog = checked_state(await MovedState[Catalog].read(old, names.catalog, CATALOG_KIND))
         if names.cluster in there:
-            cluster = _checked(await MovedState[ClusterState].read(old, names.cluster, CLUSTER_KIND))
+            cluster = checked_state(await MovedState[ClusterState].read(old, names.cluster, CLUSTER_KIND))
         return cls(names, catalog, cluster, {})
 
     @classmethod
@@ -159,7 +159,7 @@ class NodeLog:
 
     async def write_states(self, new: Wal, author: str, places: Places, check: Check) -> dict[str, ChannelProof]:
         """Write the states into their channels in `new`, as `MovedState.write` does."""
-        id_in = _id_in(places)
+        id_in = id_in_new(places)
         return {name: await state.write(new, author, id_in, check) for name, state in self.states.items()}
 
     def proof(self, places: Places, wal: str) -> NodeProof:
@@ -248,8 +248,8 @@ def _ids_of(states: Iterable[MovedState[Any]], tables: TablePositions) -> Mappin
     return ids
 
 
-def _id_in(places: Places) -> IdIn:
-    """What retention has removed is before all that is there."""
+def id_in_new(places: Places) -> IdIn:
+    """Ids of the new log; what retention has removed is before all that is there."""
     return lambda channel, id: places.get(channel, {}).get(id, b"")
 
 
@@ -270,7 +270,7 @@ async def node_names(old: Wal) -> Names | None:
         channel.removesuffix(ending)
         for channel in await old.channels()
         for ending, type in STATE_CHANNELS.items()
-        if channel.endswith(ending) and await _begins_with(old, channel, type)
+        if channel.endswith(ending) and await begins_with(old, channel, type)
     }
     if len(prefixes) > 1:
         raise Unsupported(
@@ -281,16 +281,19 @@ async def node_names(old: Wal) -> Names | None:
     return Names(prefixes.pop()) if prefixes else None
 
 
-async def _begins_with(wal: Wal, channel: str, type: RecordType) -> bool:
+async def begins_with(wal: Wal, channel: str, type: RecordType) -> bool:
+    """Whether the first entry of a channel is a record of that type."""
     async for entry in stored_entries(wal, await wal.describe(channel)):
         return record_type(entry.payload) is type
     return False
 
 
-def _checked(state: MovedState[State]) -> MovedState[State]:
+def checked_state(state: MovedState[State]) -> MovedState[State]:
+    """`state`. Raises `Unsupported` where the channel has records, and no state is made of them."""
     if not state.begun and state.entries:
         raise Unsupported(
-            f"{state.channel} is named like the state of nodes, and its records are none: rename or drop it",
+            f"{state.channel} is named like the state of nodes or of a named producer, and its records are none: "
+            "rename or drop it",
             capability="migration",
         )
     return state

@@ -20,10 +20,21 @@ _WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
     {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
 )
 
+_WITHOUT_IDS_AT_REST = frozenset({RecordType.STATE, RecordType.LEDGER})  # not where channels end at different times
+
 
 def rewrite_of(node: object | None) -> Rewrite:
     """How entries of a log go over that `node` has used; None for a log without nodes."""
     return movable_entry if node is None else node_entry
+
+
+def migrated_entry(channel: str, entry: Entry) -> Entry:
+    """An entry as a migration brings it to another log: a `Rewrite`. A keyed state names its commits by numbers alone,
+    and of Spark's ledgers only a batch that is not done needs the ids in them (`LogStates.read` refuses that), so both
+    go along as they are. Raises as `node_entry`."""
+    if holds_no_ids(entry.payload) or record_type(entry.payload) in _WITHOUT_IDS_AT_REST:
+        return entry
+    return node_entry(channel, entry)
 
 
 def node_entry(channel: str, entry: Entry) -> Entry:

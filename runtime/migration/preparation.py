@@ -17,10 +17,10 @@ from ..log.wal import ChannelInfo, Wal
 from .beginning import PREPARED, begin, check_source, fitting, reserve
 from .compared_channel import ComparedChannel
 from .group_positions import idle_groups
+from .log_states import LogStates
 from .migration import OnProgress
 from .migration_run import SETTLE_S, Compared, MigrationRun
-from .mirrored_channels import begin_anew, channels_of, drop_vanished, is_copied, mirrored_channel
-from .node_log import NodeLog
+from .mirrored_channels import begin_anew, channels_of, drop_vanished, mirrored_channel
 from .node_tables import NodeTables
 
 ROUND_S = 1.0  # a round that takes no longer leaves as little for the next, for which the log is not in use
@@ -85,36 +85,36 @@ def _is_little(run: MigrationRun, before: Mapping[str, tuple[ComparedChannel, in
 async def _round(run: MigrationRun, on_progress: OnProgress) -> float:
     """Copy and compare what came since the round before. Returns for how many seconds."""
     began = asyncio.get_running_loop().time()
-    node = await fitting(lambda: NodeLog.read_states(run.old), in_use=True)  # tables change, and are for the switch
+    states = await fitting(lambda: LogStates.read_states(run.old), in_use=True)  # tables change, and are for the switch
     await drop_vanished(run)
     for name in await channels_of(run.old):
         with suppress(ChannelNotFound):  # it was dropped since it was listed: the next `drop_vanished` removes the copy
-            await _copied(run, await run.old.describe(name), node, on_progress)
+            await _copied(run, await run.old.describe(name), states, on_progress)
     return asyncio.get_running_loop().time() - began
 
 
-async def _copied(run: MigrationRun, info: ChannelInfo, node: NodeLog | None, on_progress: OnProgress) -> None:
+async def _copied(run: MigrationRun, info: ChannelInfo, states: LogStates, on_progress: OnProgress) -> None:
     """Copy and compare what the channel has that is not copied yet."""
-    if not is_copied(info, node):
+    if not states.is_copied(info):
         return
     if info.name not in run.compared:
         on_progress(f"copying {info.name}")
     await run.check()
     await run.new.create_channel(info.name, info.policy)
     try:
-        await mirrored_channel(run, info, node)
+        await mirrored_channel(run, info)
     except (CorruptLog, PositionLost):  # an earlier run has copied a channel that was made anew since, or cut
         await begin_anew(run, info)
-        await mirrored_channel(run, info, node)
+        await mirrored_channel(run, info)
 
 
 async def until_unused(old: Wal, tables: NodeTables | None, on_progress: OnProgress = lambda _: None) -> None:
-    """Wait until no node and no member of a group uses `old`, and call `on_progress` with what it waits for, each time
-    that is another. Raises what `NodeLog.read` does."""
+    """Wait until no node, named producer and member of a group uses `old`, and call `on_progress` with what it waits
+    for, each time that is another. Raises what `LogStates.read` does."""
     said = ""
     while True:
         try:
-            await NodeLog.read(old, tables)
+            await LogStates.read(old, tables)
             await idle_groups(old)
             return
         except Unavailable as error:

@@ -19,6 +19,7 @@ from .beginning import LOOKS, check_source
 from .channel_copy import Check, unchecked
 from .group_positions import idle_groups
 from .lease_watch import LeaseWatch
+from .log_states import LogStates
 from .migration import MigrationProof, OnProgress, migrate
 from .migration_run import SETTLE_S
 from .node_log import NodeLog
@@ -61,7 +62,7 @@ async def migrate_in_use(
             await _check_same(old, state)
             await begin_switch(old, new)
         if phase.in_use or phase is MigrationPhase.MIGRATING:
-            look, check = partial(NodeLog.read, old, tables), lambda: _check_same(old, state)
+            look, check = partial(LogStates.read, old, tables), lambda: _check_same(old, state)
             await until_left(old, leases, look, check, on_progress, leave_s)
         await _check_same(old, state)
         return await migrate(

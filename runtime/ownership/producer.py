@@ -54,7 +54,7 @@ from .lease import LEASE_S, Lease
 from .observer import ChannelOwnerObserver
 from .producer_channels import check_channels, owned_otherwise, producer_channels, take_channels
 from .producer_delays import ProducerDelays
-from .producer_state import FENCES, GRANT, RELEASE, RENEW, ProducerState
+from .producer_state import FENCES, GRANT, PRODUCER_PREFIX, RELEASE, RENEW, ProducerState
 from .sequence_window import SequenceWindow
 
 SEND_DEADLINE_S = 30.0
@@ -150,7 +150,7 @@ class Producer:
         self._lease = Lease(clock.clock, lease_s)
         self._state: Replica[ProducerState] = Replica(
             wal,
-            f"producer-{name}",
+            PRODUCER_PREFIX + name,
             ProducerState,
             RecordType.PRODUCER,
             led=True,

@@ -108,6 +108,11 @@ class ProducerChannels:
             raise BadRecord(f"a malformed snapshot of producers' channels: {error!r}", reason="body") from error
 
 
+def channels_anew(snapshot: Any) -> object:
+    """A snapshot of producers' channels for a log in which no incarnation was open yet, so they are numbered anew."""
+    return {channel: (name, 0, term) for channel, (name, _, term) in dict(snapshot).items()}
+
+
 def _refusal(channel: str, known: BelongingChannel) -> PreconditionFailed:
     return PreconditionFailed(f"{channel} belongs to {known.name or 'no producer'}", channel=channel, name=known.name)
 

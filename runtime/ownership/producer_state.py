@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..catalog.stored_ids import IdIn
 from ..errors import BadRecord, PreconditionFailed
 from ..log.record import DECODE_ERRORS
 from ..replicated.records import Event, unknown_kind
@@ -13,6 +14,7 @@ from .owned_channel import ChannelGrant
 
 FENCES_MAX = 100  # of a channel: what lies before the oldest is long past for a reader that begins in the middle
 
+PRODUCER_PREFIX = "producer-"  # and a name: the channel of its state
 GRANT, FENCES, RENEW, RELEASE = "grant", "fences", "renew", "release"
 
 
@@ -115,3 +117,17 @@ class ProducerState:
             self.lease_s, self.released = float(lease_s), bool(released)
         except DECODE_ERRORS as error:
             raise BadRecord(f"a malformed snapshot of a producer: {error!r}", reason="body") from error
+
+
+def producer_with_ids(snapshot: Any, id_in: IdIn) -> object:
+    """A snapshot of a producer's state with other ids: checkpoints and fences of its channels."""
+    channels, *rest = snapshot
+    moved = {
+        name: (
+            term,
+            id_in(name, checkpoint) if checkpoint else b"",
+            {number: id_in(name, id) for number, id in fences.items()},
+        )
+        for name, (term, checkpoint, fences) in dict(channels).items()
+    }
+    return moved, *rest

@@ -7,7 +7,7 @@ none. A place is `behind ID TERM CSEQ` or `at ID`: the one behind an entry or be
 record before the place, where that is known; `earliest`; or `table`, for a time up to which the collection's table has
 the rows. A query that begins with the earliest entries begins `at` those that were first then, so that a later read
 knows whether these are gone. `of` says what the offset is of: ids of collections are small numbers, which another log
-has as well. `wal` is the kind of log that the ids of entries are of.
+has as well. `wal` is the kind of log that the ids of entries are of, and, where the log was migrated, the mark of that.
 
 The offset of a query's first batch has `from` too, the offset where the batch begins. Spark compares offsets as text,
 so the order of the keys is fixed: as above, channels sorted.
@@ -46,7 +46,7 @@ class Offset:
         return cls(cut.time, {name: ChannelPlace(end.id, True, end.term, end.cseq) for name, end in cut.ends.items()})
 
     def stored(self, wal: str, of: str) -> StoredOffset:
-        """As Spark stores it, as an offset in a log of the kind `wal`."""
+        """As Spark stores it, as an offset in the log that is known as `wal`: its kind, and its mark."""
         time = {} if self.time == UNTIMED else {"t": self.time}
         ends = {channel: str(place) for channel, place in sorted(self.ends.items())}
         return {"v": VERSION, "wal": wal, "of": of, **time, "ends": ends}
@@ -54,7 +54,7 @@ class Offset:
     @classmethod
     def parse(cls, stored: StoredOffset, wal: str, of: str) -> Offset:
         """The offset that `stored` wrote with the same arguments. Raises `InvalidRequest`, and `PositionMismatch` for
-        one of another kind of log."""
+        one of another log."""
         time, ends = stored.get("t", UNTIMED), stored.get("ends")
         if stored.get("v") not in (None, VERSION):
             raise InvalidRequest(
@@ -66,7 +66,7 @@ class Offset:
         if stored.get("wal") != wal:
             raise PositionMismatch(
                 f"the offset is of a {stored.get('wal')} log, option wal names a {wal} one: correct option wal, or "
-                "start with a new checkpoint",
+                "start with a new checkpoint, which a query needs whose log was migrated",
                 expected=wal,
                 found=str(stored.get("wal")),
             )

@@ -8,10 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...runtime.errors import ChannelNotFound
 from ...runtime.log.blocking_reader import BlockingReader
+from ...runtime.log.migration_state import MARK
 from ..options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
 from ..scan.channel_range import BEGINNING, ChannelPlace, ChannelRange
 from .limits import Size, counted_entries, last_within
@@ -39,7 +41,6 @@ class ReadPlan(ABC):
     def __init__(self, log: BlockingReader, options: ReadOptions) -> None:
         self._log = log
         self._options = options
-        self._wal = scheme_of(options.wal)
         self._counted: _Counted | None = None
 
     # ---- as Spark's readers use it ----------------------------------------------------------------------------------
@@ -150,6 +151,12 @@ class ReadPlan(ABC):
         """`ranges`, which lie between two offsets, in about as many parts as option `minPartitions` asks for."""
 
     # ---- offsets ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _wal(self) -> str:
+        """The log that ids of entries are of: its kind, and the migration that has brought it what it has."""
+        marks = sorted(name for name in self._log.channels() if MARK.fullmatch(name))
+        return " ".join([scheme_of(self._options.wal), *marks])
 
     def _stored(self, offset: Offset) -> StoredOffset:
         return offset.stored(self._wal, self._of)

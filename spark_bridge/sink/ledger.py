@@ -13,19 +13,19 @@ import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import msgpack
 import xxhash
 
-from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest, check_version
+from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
+from ...runtime.log.ledger_body import LEDGER_VERSION, ledger_body, ledger_channel
 from ...runtime.log.names import DEFAULT_PREFIX
 from ...runtime.log.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
 from ...runtime.log.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
 
 _logger = logging.getLogger("tidewal.spark")
 
-VERSION: Final = 1
 DIGEST_MASK: Final = (1 << 63) - 1
 POLICY: Final = ChannelPolicy()  # with its retention: the channels of an abandoned query must not hold the log for ever
 
@@ -93,7 +93,7 @@ class LedgerState(NamedTuple):
 
 def ledger_name(writer: str, prefix: str = DEFAULT_PREFIX) -> str:
     """The ledger's channel. `writer` is a query's or a job's id."""
-    return f"{prefix}-spark-{writer}"
+    return ledger_channel(prefix, writer)
 
 
 def application(app: str, target: str) -> str:
@@ -141,8 +141,7 @@ class Ledger:
             record = record_in(entry, self._channel, RecordType.LEDGER)
             if record is None:
                 return None
-            body = cast("dict[str, Any]", msgpack.unpackb(record.body))
-            check_version("a record of the ledger", body["v"], VERSION)
+            body = ledger_body(record)
             if "done" in body:
                 return MicroBatch(int(body["done"]), body.get("run", ""), body.get("digest"))
             attempts = [StagedRows(*each) for each in body["attempts"]]
@@ -167,7 +166,7 @@ class Ledger:
             await self._wal.truncate(self._channel, id)
 
     async def _append(self, body: Mapping[str, object]) -> bytes:
-        packed = cast(bytes, msgpack.packb({"v": VERSION, **body}))
+        packed = cast(bytes, msgpack.packb({"v": LEDGER_VERSION, **body}))
         return await self._wal.append(self._channel, encode(Record(RecordType.LEDGER, body=packed)))
 
 

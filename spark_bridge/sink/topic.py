@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import msgpack
 
 from ...runtime.errors import BadRecord, CorruptLog, OutcomeUnknown, PositionLost, Unavailable
+from ...runtime.log.ledger_body import STAGED
 from ...runtime.log.record import Record, RecordType, decode, encode
 from ...runtime.log.wal import Append, Entry, FromId, Wal
 from .ledger import DIGEST_MASK, Decision, Ledger, MicroBatch, StagedRows, record_in, upto
@@ -31,7 +32,7 @@ ROW_BYTES: Final = 32  # of one row in a staged entry, beside its payload
 
 def staged_name(ledger: str) -> str:
     """The channel where the tasks of a ledger's writer put their rows."""
-    return f"{ledger}-staged"
+    return ledger + STAGED
 
 
 def producer_of(writer: str, batch: int, partition: int) -> str:

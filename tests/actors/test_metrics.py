@@ -80,6 +80,7 @@ ONLY_ON_FAULT = {  # each has a test below
     "wal_backend_outcome_unknown_total",
 }
 NOTHING_AT_REST = {  # gauges of what waits: they are shown, and 0 on a node with nothing to do
+    "streamingnode_delayed_ended_message_num",
     "streamingnode_prepared_transaction_num",
     "wal_scanner_pending_queue_bytes",
     "wal_clock_ahead_seconds",

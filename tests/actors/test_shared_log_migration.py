@@ -18,6 +18,7 @@ from tests.actors.shared_logs import NEW, OLD, SharedNodes
 from tests.actors.test_online_migration import KEYS, Reader, send_all, until_done
 from tidewal.actors.cluster_member import ClusterMember
 from tidewal.actors.followed_log import FollowedLog
+from tidewal.actors.proxy.proxy import Proxy
 from tidewal.actors.shared_log_migration import SWITCHING, SharedLogMigration
 from tidewal.actors.topics.messages import TopicPack
 from tidewal.runtime.errors import Fenced, Moved, Unavailable
@@ -204,6 +205,30 @@ async def test_a_node_that_joins_as_the_log_is_left_takes_nothing(
     await asyncio.wait_for(late.ready.wait(), 60)
     assert late.node.wal.log is nodes.logs[NEW]
     assert not any(channel.owner.startswith("late") for channel in await catalog_of_old(nodes))
+
+
+async def test_a_door_that_starts_as_the_others_leave_holds_nothing_up(
+    nodes: SharedNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It saw the log in use, and its role waits for something of those that are gone."""
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(PEOPLE)
+        await client.insert("people", people(1))
+    preparing, is_waiting = Proxy.prepare, asyncio.Event()
+
+    async def prepare(self: Proxy) -> None:
+        if self.node.wal.log is nodes.logs[OLD]:
+            is_waiting.set()
+            await asyncio.Future()
+        await preparing(self)
+
+    monkeypatch.setattr(Proxy, "prepare", prepare)
+    door = await nodes.start("door", roles=["proxy"], wait=False)
+    await is_waiting.wait()
+    await nodes.migrate(leave_s=20)
+    await asyncio.wait_for(door.ready.wait(), 60)
+    assert door.node.wal.log is nodes.logs[NEW]
 
 
 async def catalog_of_old(nodes: SharedNodes) -> list[Any]:

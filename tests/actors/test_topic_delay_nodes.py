@@ -21,7 +21,7 @@ from tidewal.runtime.clock import physical_ms
 from tidewal.runtime.delays.delayed import DelayedId
 from tidewal.runtime.errors import Fenced, InvalidRequest, TidewalError
 from tidewal.runtime.log.names import delay_channel_of, pchannel_of
-from tidewal.runtime.log.record import decode
+from tidewal.runtime.log.record import RecordType, decode
 from tidewal.runtime.ownership.batch import recorded_source
 from tidewal.runtime.testing.memory import MemoryWal
 from tidewal.runtime.testing.simulation.wal import SimulatedWal
@@ -453,6 +453,31 @@ async def test_what_is_released_comes_once_where_retention_goes_on_beside_a_part
             entries = [each for each in three.log.channels[channel].entries if channel != first or each.id > before]
             got.update(bytes(decode(each.payload).body) for each in entries)
     assert [got[b"%d" % number] for number in range(8)] == 8 * [1]
+
+
+async def test_a_partition_that_stands_still_holds_up_no_other(three: Nodes) -> None:
+    """Its owner lives, and never answers."""
+    async with three.client() as client:
+        await client.create_topic("t", 1)
+        for number in range(16):
+            await client.send("t", f"{number}", key=f"{number % 8}", deliver_after_s=15 if number < 8 else 60)
+        first, stuck = map(pchannel_of, (await client.alter_topic("t", 2)).partitions)
+        await asyncio.sleep(5)
+        three.stall([stuck])
+        await asyncio.sleep(80)
+        assert any(int(body) >= 8 for body in _bodies(three, first)), "what is due later"
+        three.go_on([stuck])
+        await asyncio.sleep(30)
+        bodies = [*_bodies(three, first), *_bodies(three, stuck)]
+    assert sorted(map(int, bodies)) == list(range(16))
+    for key in range(8):
+        assert [int(body) for body in bodies if int(body) % 8 == key] == [key, key + 8]
+
+
+def _bodies(nodes: Nodes, channel: str) -> list[bytes]:
+    """The messages of a partition, in its order."""
+    records = [decode(each.payload) for each in nodes.log.channels[channel].entries]
+    return [bytes(each.body) for each in records if each.type is RecordType.MESSAGE]
 
 
 async def _placed(nodes: Nodes, client: Client, channels: Iterable[str], node: str) -> None:

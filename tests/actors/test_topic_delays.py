@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tidewal.runtime.errors import InvalidRequest, TidewalError, TopicNotFound
 from tidewal.runtime.log.names import pchannel_of
 from tidewal.runtime.log.record import decode
 from tidewal.runtime.rows.hashing import hash_key_bytes
+from tidewal.runtime.testing.clock import until
 
 
 async def received(member: tidewal.TopicMember, count: int) -> list[tidewal.TopicMessage]:
@@ -235,6 +237,24 @@ async def test_what_is_pending_when_a_topic_grows_comes_in_its_new_partitions(ho
         assert not await client.cancel("t", sent.ids[8]), "it is there already"
         await client.drop_topic("t")
         assert not [name for name in await node.wal.channels() if "-topic_" in name or "-delays_" in name]
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_what_is_pending_in_an_epoch_that_is_over_is_shown(home) -> None:
+    async with home.node() as node, node.client() as client:
+        await client.create_topic("t", 2)
+        await client.send("t", [Message(f"{number}", key=f"{number}") for number in range(5)], deliver_after_s=60)
+        assert (await client.describe_topic("t")).pending_epochs == ()
+        await client.alter_topic("t", 3)
+        await client.send("t", "later", deliver_after_s=600)
+        assert (await client.describe_topic("t")).pending_epochs == (1,)
+        value = partial(node.node.metrics.value, topic_name="t")
+        await until(lambda: value("streamingnode_delayed_message_num") == 6)
+        assert value("streamingnode_delayed_ended_message_num") == 5
+        await asyncio.sleep(120)
+        assert (await client.describe_topic("t")).pending_epochs == ()
+        assert value("streamingnode_delayed_ended_message_num") == 0
+        assert value("streamingnode_delayed_message_num") == 1
 
 
 async def test_a_topic_that_was_altered_has_delays_in_its_last_partitions(home) -> None:

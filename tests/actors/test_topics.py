@@ -232,6 +232,27 @@ async def test_the_member_of_a_topic_that_is_dropped_ends_while_it_waits(home, m
             assert error.fields["topic"] == "dropped"
 
 
+async def test_an_error_that_keeps_a_partition_from_being_read_ends_the_iteration(home, monkeypatch) -> None:
+    async def fail(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    async with home.client() as client:
+        await client.create_topic("t", 1)
+        await client.alter_topic("t", 2)
+        for number in range(4):
+            await client.send("t", b"%d" % number, key=f"{number}")
+        with monkeypatch.context() as patch:
+            patch.setattr(member_module.MemberGate, "passes", fail)
+            async with await client.subscribe("t", "g") as member:
+                with pytest.raises(RuntimeError, match="a bug"):
+                    await asyncio.wait_for(anext(member), 60)
+                with pytest.raises(RuntimeError, match="a bug"):
+                    await asyncio.wait_for(anext(member), 60)
+        async with await client.subscribe("t", "g") as member:
+            got = await read(member, 4)
+        assert sorted(body for each in got.values() for _, body in each) == [b"0", b"1", b"2", b"3"]
+
+
 async def test_topics_and_positions_are_there_after_a_restart(home) -> None:
     async with home.client() as client:
         topic = await client.create_topic("t", 1)

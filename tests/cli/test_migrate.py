@@ -162,13 +162,13 @@ def test_what_is_taken_back_leaves_nothing(command: Callable[..., Any], old: Pat
     assert "no migration of this log is under way" in command("migrate", *both, "--cancel").err
     assert "--to is missing" in command("migrate", f"rocksmq://{old}").err
 
-    async def with_ledger() -> None:
+    async def with_ids() -> None:
         async with await open_wal(f"rocksmq://{old}") as wal:
-            await wal.create_channel("z-ledger", ChannelPolicy())
-            await wal.append("z-ledger", encode(Record(RecordType.LEDGER)))
+            await wal.create_channel("z-ids", ChannelPolicy())
+            await wal.append("z-ids", encode(Record(RecordType.GROUP)))
 
-    asyncio.run(with_ledger())
-    assert "z-ledger has a record LEDGER" in command("migrate", *both).err
+    asyncio.run(with_ids())
+    assert "z-ids has a record GROUP" in command("migrate", *both).err
     for directory in (old, new):
         with pytest.raises(Unavailable, match="has not ended"):
             content(directory)

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.named_producers import CHANNELS, CutOffWal, clock_of
+from tests.named_producers import CHANNELS, CutOffWal, clock_of, kill
 from tidewal.runtime.clock import HybridClock, add_ms, physical_ms, to_datetime
 from tidewal.runtime.delays import releaser
 from tidewal.runtime.delays.delayed import DelayedId, cancellation, delayed_record
 from tidewal.runtime.errors import InvalidRequest, TidewalError
 from tidewal.runtime.log.record import Record, RecordType, decode, stamp
-from tidewal.runtime.log.wal import Append, Entry, From, OnAppended, Start
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry, From, OnAppended, Start
 from tidewal.runtime.ownership import channel_owner, producer_delays
 from tidewal.runtime.ownership.producer import Producer, open_producer
 from tidewal.runtime.streams.channel_reader import ChannelReader
@@ -393,6 +393,71 @@ def test_what_was_dealt_with_is_not_sent_again_where_its_channel_knows_nothing_o
         assert not stored(log, "orders-1")
         assert len(log.channels["producer-shop.dead_letters"].entries) == 1
 
+    run_virtual(main(), clock)
+
+
+class StuckWal(CutOffWal):
+    """A log as a process sees it in which what is appended to one channel does not arrive."""
+
+    stuck = ""
+
+    def submit(self, entries: Sequence[Append], done: OnAppended) -> None:
+        self.cut_off = any(each.channel == self.stuck for each in entries)
+        super().submit(entries, done)
+        self.cut_off = False
+
+
+def test_what_is_sent_comes_once_where_retention_goes_on_beside_a_channel_that_stands_still():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = StuckWal(log)
+        producer = Producer(wal, "shop", CHANNELS, ChannelPolicy(), 10.0, clock_of(clock), delays=True)
+        await producer.open()
+        for number in range(4):
+            await producer.schedule([(name, b"%d" % number) for name in CHANNELS], deliver_after_s=5)
+        wal.stuck = "orders-1"
+        await asyncio.sleep(25)
+        assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"0", b"1", b"2", b"3"]
+        await producer.send([("orders-0", b"next")])
+        latest = await wal.latest_id("orders-0")
+        assert latest is not None
+        await wal.truncate("orders-0", latest)  # with all that it knows of the delay channel
+        await producer._delays.stop()
+        await kill(producer)
+        async with opened(log, clock):
+            await asyncio.sleep(60)
+        assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"next"]
+        assert [bytes(each.body) for each in stored(log, "orders-1")] == [b"0", b"1", b"2", b"3"]
+
+    run_virtual(main(), clock)
+
+
+def test_a_channel_that_stands_still_holds_up_no_other():
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = StuckWal(log)
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            for after_s in (5, 6, 40, 70):
+                await producer.schedule([(name, b"%d" % after_s) for name in CHANNELS], deliver_after_s=after_s)
+            wal.stuck = "orders-1"
+            for end_s, there in ((4, []), (8, [b"5"]), (20, [b"5", b"6"]), (60, [b"5", b"6", b"40"])):
+                await asyncio.sleep(end_s - (physical_ms(clock_of(clock).now()) - begun_ms) / 1000)
+                assert [bytes(each.body) for each in stored(log, "orders-0")] == there
+            assert not stored(log, "orders-1")
+            wal.stuck = ""
+            wal.back()
+            await asyncio.sleep(60)
+        for name in CHANNELS:
+            assert [bytes(each.body) for each in stored(log, name)] == [b"5", b"6", b"40", b"70"]
+        async with opened(log, clock):
+            await asyncio.sleep(60)
+        assert [len(stored(log, name)) for name in CHANNELS] == [4, 4]
+
+    begun_ms = clock.wall_ms()
     run_virtual(main(), clock)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -41,7 +42,7 @@ from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.redaction import shown_url
 from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivery, Entry, FromId, OnAppended, Wal
 from tidewal.runtime.loop_bridge import promise
-from tidewal.runtime.migration import channel_copy
+from tidewal.runtime.migration import channel_copy, group_positions
 from tidewal.runtime.migration.channel_copy import HOLDER, stored_entries
 from tidewal.runtime.migration.migration import MigrationProof, cancel_migration, migrate
 from tidewal.runtime.migration.translation import translate_position
@@ -384,15 +385,15 @@ async def test_what_cannot_be_migrated_is_refused(old: Wal, new: Wal) -> None:
     with pytest.raises(Unsupported, match="by-dev-collection_schema is named like the state of nodes"):
         await migrate(node, new, OLD, NEW)
 
-    ledgers = MemoryWal(MemoryLog())
-    await ledgers.create_channel("ledgers", ChannelPolicy())
-    await ledgers.create_channel("others", ChannelPolicy())
-    await ledgers.append("ledgers", encode(Record(RecordType.LEDGER, key=b"id")))
-    with pytest.raises(Unsupported, match=r"LEDGER.*holds ids"):
-        await migrate(ledgers, new, OLD, NEW)
-    await cancel_migration(ledgers, new, NEW)
-    await ledgers.drop_channel("ledgers")
-    await migrate(ledgers, new, OLD, NEW)
+    with_ids = MemoryWal(MemoryLog())
+    await with_ids.create_channel("ids", ChannelPolicy())
+    await with_ids.create_channel("others", ChannelPolicy())
+    await with_ids.append("ids", encode(Record(RecordType.GROUP, key=b"id")))
+    with pytest.raises(Unsupported, match=r"GROUP.*holds ids"):
+        await migrate(with_ids, new, OLD, NEW)
+    await cancel_migration(with_ids, new, NEW)
+    await with_ids.drop_channel("ids")
+    await migrate(with_ids, new, OLD, NEW)
 
     lagging = MemoryWal(MemoryLog())
     ids = await filled(lagging)
@@ -489,20 +490,79 @@ async def test_a_new_log_that_changed_behind_the_proof_does_not_come_into_use(
 
 async def test_what_comes_late_and_cannot_be_moved_is_no_dead_end(old: MemoryWal, new: MemoryWal) -> None:
     class Busy(MemoryWal):
-        """A program that was not stopped writes a ledger just before the old log is migrated."""
+        """A program that was not stopped writes a record with ids just before the old log is migrated."""
 
         async def append(self, channel: str, payload: Any, *args: Any, **options: Any) -> Any:
             if channel == MIGRATION_CHANNEL and b'"migrated"' in payload:
-                await super().append("empty", encode(Record(RecordType.LEDGER, key=b"id")))
+                await super().append("empty", encode(Record(RecordType.GROUP, key=b"id")))
             return await super().append(channel, payload, *args, **options)
 
     await filled(old)
-    with pytest.raises(Unsupported, match="LEDGER"):
+    with pytest.raises(Unsupported, match="GROUP"):
         await migrate(Busy(old.log), new, OLD, NEW)
     assert (await migration_state(old)).phase is MigrationPhase.MIGRATED
     await cancel_migration(old, new, NEW)
     await check_in_use(old, OLD)
     assert await new.channels() == []
+
+
+async def test_a_join_that_fails_for_a_moment_is_done_again_and_one_that_lasts_ends_it(
+    old: MemoryWal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(MemoryWal):
+        """A log whose coordinator is not there yet."""
+
+        failures = 2
+
+        async def join(self, *args: Any, **options: Any) -> Any:
+            self.failures -= 1
+            if self.failures >= 0:
+                raise Unavailable("no coordinator yet")
+            return await super().join(*args, **options)
+
+    await filled(old)
+    lasting = Busy(MemoryLog())
+    lasting.failures = 1_000_000
+    monkeypatch.setattr(group_positions, "JOIN_S", 0.1)
+    with pytest.raises(Unavailable, match="no coordinator"):
+        await migrate(old, lasting, OLD, NEW)
+    lasting.failures = 2
+    monkeypatch.undo()
+    await migrate(old, lasting, OLD, NEW)
+    await assert_same(old, lasting)
+
+
+async def test_where_a_migration_was_taken_back_at_any_step_the_next_one_goes_elsewhere(old: MemoryWal) -> None:
+    """OLD to NEW is taken back, OLD goes to NEWER, and NEW, which others use since, to a log of its own."""
+    newer_url, other_url = "memory://newer", "memory://other"
+    for steps in range(2, 40, 3):
+        old, new, newer, other = (MemoryWal(MemoryLog()) for _ in range(4))
+        await filled(old)
+        left = [steps]
+        with suppress(Killed):
+            await migrate(DyingWal(old.log, left, behind=True), DyingWal(new.log, left, behind=True), OLD, NEW)
+        state = await migration_state(old)
+        if mark_of(state.id) in await new.channels():
+            assert steps > 20
+            break
+        if state.phase is not MigrationPhase.OPEN:
+            with pytest.raises(InvalidRequest, match="go on with that one, or take it back"):
+                await migrate(old, newer, OLD, newer_url)
+            await cancel_migration(old, new, NEW)
+        await migrate(old, newer, OLD, newer_url)
+        await assert_same(old, newer)
+        await filled(new)
+        with pytest.raises(InvalidRequest, match="not empty"):
+            await migrate(new, newer, NEW, newer_url)
+        with pytest.raises(InvalidRequest, match="no migration of this log is under way"):
+            await cancel_migration(new, newer, newer_url)
+        await check_in_use(newer, newer_url)
+        await migrate(new, other, NEW, other_url)
+        await assert_same(new, other)
+        with pytest.raises(Moved, match="newer"):
+            await check_in_use(old, OLD)
+    else:
+        pytest.fail("no migration came to its mark")
 
 
 async def test_only_what_the_old_log_names_is_taken_back(old: Wal, new: MemoryWal) -> None:

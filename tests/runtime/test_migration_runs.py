@@ -199,7 +199,7 @@ def test_a_run_that_ended_with_an_error_is_not_waited_for() -> None:
     async def run() -> None:
         old, new = BrokerWal(), BrokerWal()
         await filled(old)
-        await old.append("empty", encode(Record(RecordType.LEDGER, key=b"id")))
+        await old.append("empty", encode(Record(RecordType.GROUP, key=b"id")))
         for _ in range(2):
             assert await refused(old, new, Unsupported) == 0
         assert (await migration_state(old)).run == ""
@@ -282,8 +282,8 @@ def test_an_append_is_decided_before_a_run_lets_go() -> None:
         await old.create_channel("orders", ChannelPolicy(retention_s=None))
         await old.append_many([Append("orders", b"1"), Append("orders", b"2")])
         await old.append("orders", bytes(channel_copy.APPEND_BYTES))
-        await old.append("orders", encode(Record(RecordType.LEDGER, key=b"id")))
-        sent = 6  # behind what says `pending`, the channel and two appends: it is under way while the ledger is read
+        await old.append("orders", encode(Record(RecordType.GROUP, key=b"id")))
+        sent = 6  # behind what says `pending`, the channel and two appends: it is under way while the record is read
         began = asyncio.get_running_loop().time()
         with pytest.raises(Unsupported):
             await migrate(old, SlowWal(new.log, Gate(sent, IN_FLIGHT_S)), OLD, NEW)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,7 @@ from tidewal.runtime.errors import (
     PositionMismatch,
     TidewalError,
 )
+from tidewal.runtime.log.migration_state import mark_of
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.limits import counted_entries
@@ -172,6 +174,23 @@ def test_where_to_start_and_end_is_named_in_many_ways() -> None:
             read(starting=wrong)
     with pytest.raises(PositionMismatch, match=r"of a rocksmq log, option wal names a kafka one: correct option wal"):
         ByChannel(log, ReadOptions("kafka://b", topics=("a", "b"), starting=json.dumps(stored))).all_tasks()
+
+
+def test_an_offset_of_the_log_before_its_migration_is_refused() -> None:
+    """Ids of both logs are alike: a query that went on would lose rows, or have some twice."""
+    log = ListLog()
+    log.append("a", b"0", NOON)
+    log.append("b", b"0", NOON)
+    before = by_channel(log).newest()
+    mark = mark_of(uuid4().hex)
+    log.entries[mark] = []
+    with pytest.raises(
+        PositionMismatch, match=rf"of a rocksmq log, option wal names a rocksmq {mark} one.*new checkpo"
+    ):
+        by_channel(log, starting=json.dumps(before)).all_tasks()
+    after = by_channel(log).newest()
+    log.append("b", b"1", NOON)
+    assert len(by_channel(log, starting=json.dumps(after)).all_tasks()) == 1
 
 
 def test_few_rows_are_counted_on_until_they_are_enough() -> None:
