@@ -288,10 +288,10 @@ def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch
         log = MemoryLog()
         wal = MemoryWal(log)
         async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
-            [far] = await producer.schedule([("orders-1", b"far")], deliver_after_s=500)
-            [never] = await producer.schedule([("orders-1", b"never")], deliver_after_s=400)
+            [far] = await producer.schedule([("orders-1", b"far")], deliver_after_s=800)
+            [never] = await producer.schedule([("orders-1", b"never")], deliver_after_s=700)
             assert await producer.cancel(never)
-            for _ in range(30):
+            for _ in range(60):
                 await producer.schedule([("orders-0", bytes(10))] * 500, deliver_after_s=3)
                 await asyncio.sleep(10)
             kept = log.channels["producer-shop.delays"].entries
