@@ -129,7 +129,8 @@ class DelayBuffer:
         self._handed_out = []
 
     def batches(self, count: int, size: int) -> list[list[Pending]]:
-        """What is pending, in batches of one channel and at most `count`, which end once their content has `size` bytes."""
+        """What is pending, in batches of one channel and at most `count`, which end once their contents have `size`
+        bytes."""
         batches: list[list[Pending]] = []
         growing: dict[str, tuple[list[Pending], int]] = {}  # the batch of each channel, and how many bytes it takes yet
         for pending in self._pending.values():
