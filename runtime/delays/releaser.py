@@ -92,6 +92,7 @@ class Releaser:
         self._clock, self._refused, self._released = clock, refused, released
         self._targets, self._buffer_bytes = targets, buffer_bytes
         self._truncated_s = clock.clock.monotonic()
+        self._head_place: DelayedPlace | None = None  # of the last head that is noted, or may come to be
         self._buffer = DelayBuffer(buffer_bytes(), owner.source_offset(source, channel))
         self._exhausted = False  # the last pass
         self._start_pass()  # so that there is one
@@ -280,8 +281,9 @@ class Releaser:
         first, head = self._buffer.first_place, self._head()
         needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read
+        starts = [place.id for place in (head and head.place, self._head_place) if place is not None]
         if needed and known:
-            await self._wal.truncate(self._channel, min(needed, known, head.place.id if head is not None else known))
+            await self._wal.truncate(self._channel, min(needed, known, *starts))
 
     async def _note(self, source: str, offset: bytes) -> None:
         """Store in the delay channel how far a source has come."""
@@ -318,6 +320,7 @@ class Releaser:
             pass
         else:
             head = DelayHead(place, self._buffer.horizon or b"", self._buffer.left_out)
+            self._head_place = place  # also where the pass ends before that is answered
             await self._note(self._source + HEAD, head.to_bytes())
         self._read_bytes -= read_bytes + written_bytes  # its own pages will be read, too
 
