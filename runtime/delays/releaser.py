@@ -114,7 +114,6 @@ class Releaser:
         self._read_bytes = 0  # since what is pending was written again
         self._moved = asyncio.Event()  # more was read; for the looks
         self._read_more = asyncio.Event()  # the same, for the rewriting
-        self._caught_up = asyncio.Event()  # with all that was there when the pass began
 
     def _head(self) -> DelayHead | None:
         return DelayHead.from_bytes(self._owner.source_offset(self._source + HEAD, self._channel))
@@ -211,7 +210,6 @@ class Releaser:
         if read.done():
             read.result()
             raise Unavailable(f"{self._channel} is read no further; retry")
-        self._caught_up.set()
         return synced.time
 
     async def _until_due(self) -> None:
@@ -291,16 +289,16 @@ class Releaser:
 
     # What is pending and in memory is written again at the channel's end, under the same ids, once enough was read
     # since it was last. So a message that is due in a year keeps no year of the channel, unless it is one of those that
-    # do not fit into memory; and a start need not read these before they are next. It is a task of its own: however
-    # long a look takes, and whatever is not released, what a start reads stays bounded.
+    # do not fit into memory; and a start need not read these before they are next. It is a task of its own: it waits
+    # neither for a look, nor for what is not released, nor until a pass has read all that comes.
 
     async def _rewrite(self) -> None:
         """Write what is pending again, each time that enough was read."""
-        await self._caught_up.wait()
         while True:
             await self._read_more.wait()
             self._read_more.clear()
-            if self._read_bytes >= max(min(REWRITE_BYTES, self._buffer_bytes()), self._buffer.bytes):
+            head, enough = self._head(), max(min(REWRITE_BYTES, self._buffer_bytes()), self._buffer.bytes)
+            if self._read_bytes >= enough and (head is None or self._place > head.place):
                 await self._write_again()
 
     async def _write_again(self) -> None:
