@@ -7,7 +7,7 @@ from collections.abc import Set
 from typing import Final
 
 from .delayed import DelayedId, DelayedMessage
-from .pending import DelayedPlace, Pending, Stored, pending_of
+from .pending import OVERHEAD_BYTES, DelayedPlace, Pending, Stored, pending_of
 
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 
@@ -140,7 +140,8 @@ class DelayBuffer:
         self._handed_out = []
 
     def batches(self, count: int, size: int) -> list[list[Pending]]:
-        """What is pending, in batches of one channel and at most `count`, which end once they have `size` bytes."""
+        """What is pending, in batches of one channel and at most `count`, which end once their contents have `size`
+        bytes."""
         batches: list[list[Pending]] = []
         growing: dict[str, tuple[list[Pending], int]] = {}  # the batch of each channel, and how many bytes it takes yet
         for pending in self._pending.values():
@@ -149,5 +150,5 @@ class DelayBuffer:
                 batch, left = list[Pending](), size
                 batches.append(batch)
             batch.append(pending)
-            growing[pending.channel] = batch, left - pending.size
+            growing[pending.channel] = batch, left - (pending.size - OVERHEAD_BYTES)
         return batches

@@ -31,7 +31,7 @@ from ..log.wal import Entry, From, FromId, Wal
 from ..ownership.channel_owner import ChannelOwner
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
-from ..waiting import ended
+from ..waiting import begun, ended
 from .buffer import DelayBuffer
 from .delayed import DelayedMessage
 from .head import DelayHead
@@ -47,8 +47,8 @@ FIRST_PAUSE_S: Final = 0.05
 LAST_PAUSE_S: Final = 1.0
 HELD_UP_S: Final = 10.0  # that one channel may hold up the others, before they go on without it
 TRUNCATE_S: Final = 10.0  # between two notes of what is done, and looks at what the delay channel needs no more
-REWRITE_BYTES: Final = 64 * 1024 * 1024  # at most: read since what is pending was written again
-REWRITE_SHARE: Final = 4  # of what is read at a start, one in so many bytes is pending, beyond REWRITE_BYTES
+REWRITE_BYTES: Final = 64 * 1024 * 1024  # read since what is pending was written again; where that is more, as much
+PAGES_AT_ONCE: Final = 4  # in flight, so that what comes meanwhile is not much
 HEAD: Final = ".head"  # with it a releaser is the source of its `DelayHead`s
 
 Refused = Callable[[DelayedMessage, str], Awaitable[None]]
@@ -93,6 +93,7 @@ class Releaser:
         self._clock, self._refused, self._released = clock, refused, released
         self._targets, self._buffer_bytes = targets, buffer_bytes
         self._truncated_s = clock.clock.monotonic()
+        self._head_place: DelayedPlace | None = None  # of the last head that is noted, or may come to be
         self._buffer = DelayBuffer(buffer_bytes(), owner.source_offset(source, channel))
         self._exhausted = False  # the last pass
         self._start_pass()  # so that there is one
@@ -112,9 +113,8 @@ class Releaser:
         self._reader = ChannelReader(self._channel, on_bad=self._bad, after=after)
         self._place = DelayedPlace(b"", 0, 0)
         self._read_bytes = 0  # since what is pending was written again
-        self._moved = asyncio.Event()  # more was read
-        self._copied_from = self._place
-        self._copies: list[list[Pending]] = []  # to be written again, of what is pending there
+        self._moved = asyncio.Event()  # more was read; for the looks
+        self._read_more = asyncio.Event()  # the same, for the rewriting
 
     def _head(self) -> DelayHead | None:
         return DelayHead.from_bytes(self._owner.source_offset(self._source + HEAD, self._channel))
@@ -146,11 +146,13 @@ class Releaser:
         """Read the delay channel, and release, until the buffer is exhausted."""
         self._start_pass()
         read = asyncio.create_task(self._read(), name=f"read {self._channel}")
+        rewrite = asyncio.create_task(self._rewrite(), name=f"rewrite {self._channel}")
         try:
             while not self._exhausted:
-                if read.done():
-                    read.result()
-                    return
+                for task in (read, rewrite):
+                    if task.done():
+                        task.result()
+                        return
                 time = await self._read_to_now(read)
                 self._buffer.fit(self._buffer_bytes())
                 await self._release_due(time)
@@ -160,7 +162,7 @@ class Releaser:
                     await self._targets.nothing_pending(time)
                 await self._until_due()
         finally:
-            await ended(read)
+            await ended(read, rewrite)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,7 @@ class Releaser:
                 self._take(self._reader.accept(entries))
                 self._read_bytes += sum([len(entry.payload) + OVERHEAD_BYTES for entry in entries])
                 self._moved.set()
+                self._read_more.set()
 
     def _take(self, records: Sequence[Record]) -> None:
         released: dict[str, bytes] = {}  # up to which id, by channel
@@ -212,7 +215,7 @@ class Releaser:
 
     async def _until_due(self) -> None:
         """Wait until the next message is due, or another one was read."""
-        if self._copies or self._exhausted:
+        if self._exhausted:
             return
         due_ms = self._buffer.next_due_ms
         wait_s = LOOK_S if due_ms is None else (due_ms - self._clock.clock.wall_ms()) / 1000
@@ -278,21 +281,18 @@ class Releaser:
     # ---- what is needed no more -------------------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
-        """Let go of what the delay channel has below everything that is pending, and see to it that a start need not
-        read all of the rest."""
-        if self._copies:
-            await self._copy()
+        """Note what is done, and let go of what the delay channel has below everything that is pending."""
         now_s = self._clock.clock.monotonic()
         if now_s - self._truncated_s < TRUNCATE_S:
             return
         self._truncated_s = now_s
         await self._note(self._source, self._buffer.done)
-        await self._begin_to_copy()
         first, head = self._buffer.first_place, self._head()
         needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read
+        starts = [place.id for place in (head and head.place, self._head_place) if place is not None]
         if needed and known:
-            await self._wal.truncate(self._channel, min(needed, known, head.place.id if head is not None else known))
+            await self._wal.truncate(self._channel, min(needed, known, *starts))
 
     async def _note(self, source: str, offset: bytes) -> None:
         """Store in the delay channel how far a source has come."""
@@ -300,33 +300,51 @@ class Releaser:
 
     # What is pending and in memory is written again at the channel's end, under the same ids, once enough was read
     # since it was last. So a message that is due in a year keeps no year of the channel, unless it is one of those that
-    # do not fit into memory; and a start need not read these before they are next.
+    # do not fit into memory; and a start need not read these before they are next. It is a task of its own: it waits
+    # neither for a look, nor for what is not released, nor until a pass has read all that comes.
 
-    async def _begin_to_copy(self) -> None:
-        least = min(REWRITE_BYTES, self._buffer_bytes())
-        share = REWRITE_SHARE if self._buffer.horizon is None else 1
-        if not self._copies and self._read_bytes >= max(least, share * self._buffer.bytes):
-            self._copied_from = self._place
-            self._copies = self._buffer.batches(RELEASED_AT_ONCE, PAGE_BYTES)
-            if not self._copies:
-                await self._end_copying()
+    async def _rewrite(self) -> None:
+        """Write what is pending again, each time that enough was read."""
+        while True:
+            await self._read_more.wait()
+            self._read_more.clear()
+            head, enough = self._head(), max(min(REWRITE_BYTES, self._buffer_bytes()), self._buffer.bytes)
+            if self._read_bytes >= enough and (head is None or self._place > head.place):
+                await self._write_again()
 
-    async def _copy(self) -> None:
-        batch = self._copies.pop()
+    async def _write_again(self) -> None:
+        """Write all that is pending and in memory again, and note that a start may begin where this began."""
+        place, read_bytes, written_bytes = self._place, self._read_bytes, 0
+        batches = self._buffer.batches(RELEASED_AT_ONCE, PAGE_BYTES)
+
+        async def copy() -> None:
+            nonlocal written_bytes
+            while batches:
+                written_bytes += await self._append_page(batches.pop())
+
         try:
-            await self._patiently(lambda: self._owner.append([(self._channel, page_of(batch))]))
-        except MessageTooLarge:
-            if len(batch) == 1:  # in a page it is a little larger: then all stay where they are
-                self._copies, self._read_bytes = [], 0
-                return
-            self._copies += [batch[: len(batch) // 2], batch[len(batch) // 2 :]]
-        if not self._copies:
-            await self._end_copying()
+            async with begun(*(copy() for _ in range(PAGES_AT_ONCE))) as copies:
+                await asyncio.gather(*copies)
+        except MessageTooLarge:  # one that fills a record does not fit into a page: then all stay where they are
+            pass
+        else:
+            head = DelayHead(place, self._buffer.horizon or b"", self._buffer.left_out)
+            self._head_place = place  # also where the pass ends before that is answered
+            await self._note(self._source + HEAD, head.to_bytes())
+        self._read_bytes -= read_bytes + written_bytes  # its own pages will be read, too
 
-    async def _end_copying(self) -> None:
-        self._read_bytes = 0
-        head = DelayHead(self._copied_from, self._buffer.horizon or b"", self._buffer.left_out)
-        await self._note(self._source + HEAD, head.to_bytes())
+    async def _append_page(self, batch: Sequence[Pending]) -> int:
+        """Append a batch as a page, or as several where the channel takes less; returns about how many bytes these are
+        to read. Raises `MessageTooLarge` where it does not take one with a single message."""
+        page = page_of(batch)
+        try:
+            await self._patiently(lambda: self._owner.append([(self._channel, page)]))
+        except MessageTooLarge:
+            if len(batch) == 1:
+                raise
+            half = len(batch) // 2
+            return await self._append_page(batch[:half]) + await self._append_page(batch[half:])
+        return len(page.body) + OVERHEAD_BYTES
 
 
 def _id(message: DelayedMessage) -> bytes:

@@ -209,8 +209,7 @@ async def numbers_of(home, channel: str) -> Mapping[str, bytes]:
 @MEMORY_ONLY
 async def test_a_releaser_begins_at_no_place_of_the_old_log(home, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is pending was written again, and the front is not read any more, in the old log."""
-    monkeypatch.setattr(releaser, "REWRITE_BYTES", 1)
-    monkeypatch.setattr(releaser, "REWRITE_SHARE", 0)
+    monkeypatch.setattr(releaser, "REWRITE_BYTES", 10_000)
     async with home.client() as client:
         await client.create_topic("later", 1)
         for number in range(30):

@@ -127,7 +127,7 @@ def test_batches_are_of_one_channel_and_bounded() -> None:
     known = [stored_message(Record(RecordType.ROWS, body=bytes(10)), number, number) for number in range(40)]
     for number, each in enumerate(known):
         add(buffer, each._replace(channel=f"c{number % 3}"))
-    batches = buffer.batches(5, 3 * known[0].size)
+    batches = buffer.batches(5, 3 * len(known[0].stored()))
     assert {len({each.channel for each in batch}) for batch in batches} == {1}
     assert max(len(batch) for batch in batches) == 3
     assert sorted(each.id for batch in batches for each in batch) == sorted(each.id for each in known)

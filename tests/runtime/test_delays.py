@@ -288,10 +288,10 @@ def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch
         log = MemoryLog()
         wal = MemoryWal(log)
         async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
-            [far] = await producer.schedule([("orders-1", b"far")], deliver_after_s=500)
-            [never] = await producer.schedule([("orders-1", b"never")], deliver_after_s=400)
+            [far] = await producer.schedule([("orders-1", b"far")], deliver_after_s=800)
+            [never] = await producer.schedule([("orders-1", b"never")], deliver_after_s=700)
             assert await producer.cancel(never)
-            for _ in range(30):
+            for _ in range(60):
                 await producer.schedule([("orders-0", bytes(10))] * 500, deliver_after_s=3)
                 await asyncio.sleep(10)
             kept = log.channels["producer-shop.delays"].entries
@@ -303,19 +303,25 @@ def test_one_that_is_due_in_a_year_keeps_no_year(monkeypatch: pytest.MonkeyPatch
     run_virtual(main(), clock)
 
 
-def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The cseqs of the records that releasers read of delay channels."""
+    found: list[int] = []
+    take = releaser.Releaser._take
+
+    def noted(self: releaser.Releaser, records: Sequence[Record]) -> None:
+        found.extend(record.cseq for record in records)
+        take(self, records)
+
+    monkeypatch.setattr(releaser.Releaser, "_take", noted)
+    return found
+
+
+def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch: pytest.MonkeyPatch, read: list[int]):
     """What was in memory is written again at the channel's end, and a start begins there; what is due behind that is
     read when it is next."""
     monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 40 * 1024)
     clock, draw = VirtualClock(), random.Random(5)
-    read: list[int] = []
-    take = releaser.Releaser._take
-
-    def counted(self: releaser.Releaser, records: Sequence[Record]) -> None:
-        read.extend(record.cseq for record in records)
-        take(self, records)
-
-    monkeypatch.setattr(releaser.Releaser, "_take", counted)
 
     async def main() -> None:
         log = MemoryLog()
@@ -337,6 +343,52 @@ def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch
             left = sorted(due for number, due in enumerate(dues) if number % 5)
             found = await delivered(MemoryWal(log), len(left))
             assert [int(bytes(each.body)) for each in found] == left
+
+    run_virtual(main(), clock)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_start_reads_is_bounded_whenever_its_predecessor_is_killed(
+    monkeypatch: pytest.MonkeyPatch, read: list[int], seed: int
+):
+    """It reads about twice what fits into memory, however fast messages come, and however many are pending."""
+    memory = producer_delays.BUFFER_BYTES
+    monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 40 * 1024)
+    clock, draw, sent = VirtualClock(), random.Random(seed), set[bytes]()
+    starts: list[int] = []  # how many records each has read
+
+    async def work(wal: CutOffWal, number: int) -> None:
+        read.clear()
+        async with open_producer(wal, "shop", CHANNELS, clock=clock_of(clock), delays=True) as producer:
+            await asyncio.sleep(1)
+            starts.append(len(read))
+            at, calls = to_datetime(clock_of(clock).now()) + timedelta(seconds=200), iter(range(draw.randrange(99)))
+
+            async def send() -> None:
+                for call in calls:
+                    bodies = [b"%d.%d.%d" % (number, call, each) for each in range(4)]
+                    due = at + timedelta(seconds=draw.uniform(0, 50))
+                    await producer.schedule([(draw.choice(CHANNELS), body) for body in bodies], deliver_at=due)
+                    sent.update(bodies)
+
+            await asyncio.gather(*(send() for _ in range(4)))
+            wal.cut_off = True  # at once: nothing is written at an end
+            await asyncio.sleep(500)
+
+    async def main() -> None:
+        log = MemoryLog()
+        for number in range(8):
+            wal = CutOffWal(log, FaultPlan(seed, Rates(delay=0.5), channels="delays"))
+            process = asyncio.create_task(work(wal, number))
+            await elapse(20)
+            assert wal.cut_off
+            process.cancel()
+            await asyncio.wait({process}, timeout=0)
+        assert max(starts) < 100 < len(sent) / 10
+        monkeypatch.setattr(producer_delays, "BUFFER_BYTES", memory)
+        async with opened(log, clock):
+            found = await delivered(MemoryWal(log), len(sent))
+            assert {bytes(each.body) for each in found} == sent
 
     run_virtual(main(), clock)
 
