@@ -54,8 +54,9 @@ quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take sec
 test: setup ## Run each feature's tests, on each log and with Spark; options go into ARGS
 	@$(PYTEST) --numprocesses 3 -m "not long and not kills" $(ARGS)
 
-test-all: test ## Run the rest, too: repetitions, every log for everything, and the kill series
-	@$(PYTEST) --numprocesses 3 -m "long and not kills" $(ARGS)
+# The long ones beside those of `make test`, not behind them: tests are collected, and brokers and Spark started, once.
+test-all: setup ## Run the rest, too: repetitions, every log for everything, and the kill series
+	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS)
 	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
