@@ -13,7 +13,6 @@ import pytest
 from hypothesis import settings
 
 from tests.logging_restored import logging_restored
-from tests.turns import commit_number
 
 pytest_plugins = (
     "tests.brokers.fixtures",
@@ -22,6 +21,7 @@ pytest_plugins = (
     "tests.backends",
     "tests.shared_spark",
     "tests.first_hour.report",
+    "tests.turns",
 )
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
@@ -113,12 +113,6 @@ def logging_as_it_was() -> Iterator[None]:
 def seed() -> int:
     """The seed of the run; its header names it."""
     return int(os.environ[SEED])
-
-
-@pytest.fixture(scope="session")
-def turn(seed: int) -> int:
-    """Says what this run tries of what takes turns: by the commit in CI, where the seed is always the same."""
-    return commit_number() if CI else seed
 
 
 @pytest.fixture
