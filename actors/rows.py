@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import is_dataclass
 from datetime import date, datetime, time
+from functools import cache
 from types import NoneType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
@@ -64,8 +65,6 @@ _VALUES: Final[Mapping[str, _Values]] = {
     "float_vector": _Values((list, tuple, np.ndarray), "a list of numbers"),
 }
 
-_OP_NAMES: Final = pa.array(list(OPS))
-_OP_CODES: Final = pa.array([int(op) for op in Op], pa.int8())
 _CONVERSION_ERRORS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
@@ -209,6 +208,13 @@ def _table_of(frame: ArrowTable) -> pa.Table:
     return table.select([name for name in table.column_names if not name.startswith(_PANDAS_INDEX)])
 
 
+@cache
+def _op_names() -> pa.Array[Any]:
+    # Not when this is imported: with its first array pyarrow imports pandas, where that is installed, and a command
+    # that converts no rows would take half as long again.
+    return cast("pa.Array[Any]", pa.array(list(OPS)))
+
+
 def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
     """The `_op` column as the log has it."""
     if op is not None:
@@ -224,7 +230,7 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
     if isinstance(given, pa.Array) and cast("pa.Array[Any]", given).type == pa.int8():
         return cast("pa.Array[Any]", given)
     names = _typed(Field(OP_COLUMN, "varchar"), cast(object, given))
-    codes = pc.index_in(names, value_set=_OP_NAMES)
+    codes = pc.index_in(names, value_set=_op_names())
     if codes.null_count:
         row = _first(codes.is_null())
         raise InvalidRows(
@@ -234,7 +240,7 @@ def _ops(given: object, op: str | None, count: int) -> pa.Array[Any]:
 
 
 def _refuse_unknown_codes(codes: pa.Array[Any]) -> None:
-    known = pc.is_in(codes, value_set=_OP_CODES)
+    known = pc.is_in(codes, value_set=pa.array([int(op) for op in Op], pa.int8()))
     if not pc.all(known, min_count=0).as_py():
         row = _first(pc.invert(known))
         raise InvalidRows(f"row {row}: unknown code in {OP_COLUMN}", column=OP_COLUMN, row=row)

@@ -7,12 +7,12 @@ import os
 import random
 from collections import defaultdict
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.logging_restored import logging_restored
-from tests.turns import commit_number
 
 pytest_plugins = (
     "tests.brokers.fixtures",
@@ -21,6 +21,7 @@ pytest_plugins = (
     "tests.backends",
     "tests.shared_spark",
     "tests.first_hour.report",
+    "tests.turns",
 )
 
 HEAVY_S = 600  # on a busy machine a start of Spark, part of the first test's time, takes a minute, one of a broker half
@@ -51,6 +52,14 @@ def pytest_report_header() -> str:
     return f"seed: {os.environ[SEED]} ({SEED} repeats a run)"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules that do not name the marker `kills` where a run wants no other tests: each of its processes
+    would take ten seconds of CPU to collect 10,000 tests, for 20."""
+    if config.getoption("markexpr") != "kills" or not collection_path.name.startswith("test_"):
+        return None
+    return None if "pytest.mark.kills" in collection_path.read_text(encoding="utf-8") else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say which tests run in one process, where several run side by side: those with one Spark, or a broker to kill, so
@@ -59,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     groups: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
-        group = next((name for name in SHARED if name in uses), item.location[0])
+        group = next((name for name in SHARED if name in uses), item.nodeid.partition("::")[0])
         if item.get_closest_marker("spark") and item.get_closest_marker("kills"):
             group = "killed Sparks"  # one after another: two of them leave a small machine no time for their queries
         item.add_marker(pytest.mark.xdist_group(group))
@@ -67,6 +76,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(HEAVY_S))
         groups[group].append(item)
     items[:] = [item for group in sorted(groups.values(), key=_weight, reverse=True) for item in group]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """End the Spark or the brokers of a group of tests behind the last of these: they would take memory, and a node of
+    Kafka 3 % of a core, until this process ends."""
+    try:
+        return (yield)
+    finally:
+        group = _group_of(item)
+        if group in SHARED and nextitem is not None and _group_of(nextitem) != group:
+            name = "shared_spark" if group == "spark" else group
+            for fixture in item.session._fixturemanager.getfixturedefs(name, item) or ():
+                fixture.finish(item._request)
+
+
+def _group_of(item: pytest.Item) -> str:
+    return item.get_closest_marker("xdist_group").args[0]
 
 
 def _weight(group: list[pytest.Item]) -> tuple[float, int]:
@@ -104,12 +131,6 @@ def logging_as_it_was() -> Iterator[None]:
 def seed() -> int:
     """The seed of the run; its header names it."""
     return int(os.environ[SEED])
-
-
-@pytest.fixture(scope="session")
-def turn(seed: int) -> int:
-    """Says what this run tries of what takes turns: by the commit in CI, where the seed is always the same."""
-    return commit_number() if CI else seed
 
 
 @pytest.fixture

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
+
+import pytest
+from _pytest.mark import ParameterSet
 
 Choice = TypeVar("Choice")
 
@@ -15,6 +18,43 @@ EVERY = int(os.environ.get("TIDEWAL_TEST_EVERY", "3"))  # of the writes at which
 def commit_number() -> int:
     """The hash of the commit, as a number. Raises `CalledProcessError` outside a clone."""
     return int(subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout, 16)
+
+
+def cases_in_turn(choices: Sequence[object], *marks: pytest.MarkDecorator, of: int = 0) -> list[ParameterSet]:
+    """Parameters of a test or a fixture, with `marks`, of which a run tries one, or each `of`th."""
+    of = of or len(choices)
+    return [
+        pytest.param(choice, marks=[*marks, pytest.mark.in_turn(number % of, of)])
+        for number, choice in enumerate(choices)
+    ]
+
+
+def turn_of_run() -> int:
+    """Says what this run tries: by the commit in CI, where the seed is always the same."""
+    return commit_number() if os.environ.get("CI") == "true" else int(os.environ["TIDEWAL_TEST_SEED"])
+
+
+@pytest.fixture(scope="session")
+def turn() -> int:
+    return turn_of_run()
+
+
+def has_turn(marks: Iterable[pytest.Mark], turn: int) -> bool:
+    """Whether the run `turn` tries a test with these marks `in_turn`."""
+    return all(turn % of == number for number, of in (mark.args for mark in marks))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that are marked `in_turn(number, of)` and have another run's turn: one of `of` runs tries
+    number `number`, counted from 0. A test that is named is run."""
+    marked = [item for item in items if item.get_closest_marker("in_turn")]
+    if not marked or EVERY == 1 or any("::" in argument for argument in config.args):
+        return
+    turn = turn_of_run()
+    left_out = {item for item in marked if not has_turn(item.iter_markers("in_turn"), turn)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def writes_in_turn(turn: int) -> Iterator[tuple[int, int]]:

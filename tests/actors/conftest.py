@@ -62,10 +62,11 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Function) 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if broker_of(item):
+        if broker := broker_of(item):
             item.add_marker(pytest.mark.broker)
             if "test_standalone" not in item.nodeid:  # its tests show a node on each log
                 item.add_marker(pytest.mark.long)
+                item.add_marker(pytest.mark.in_turn(("kafka", "pulsar").index(broker), 2))
 
 
 def broker_of(item: pytest.Item) -> str:

@@ -67,7 +67,7 @@ async def test_tables_are_behind_only_while_something_waits_for_them(home) -> No
             await home.elapse(2)
             assert await lag_s() == pytest.approx(2, abs=0.1)
             await client.flush("people")
-            await home.elapse(600)
+            await home.elapse(60)
 
 
 async def test_the_log_lines_of_a_nodes_life(home, caplog) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.actors.nodes import TAKEN_OVER_S, Nodes
+from tests.turns import cases_in_turn
 from tidewal import SendResult
 from tidewal.actors.client import Client
 from tidewal.runtime.clock import physical_ms
@@ -29,7 +30,7 @@ from tidewal.runtime.testing.simulation.wal import SimulatedWal
 pytestmark = [pytest.mark.asyncio(loop_factories=["memory"]), pytest.mark.slow]
 
 PARTITIONS = 3
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+SEEDS = [0, *cases_in_turn((1, 2), pytest.mark.long)]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 from tests.actors.nodes import Nodes
 from tests.actors.test_topic_nodes import TopicTraffic
+from tests.turns import cases_in_turn
 from tidewal import From, Message, TopicMember, TopicPack
 from tidewal.actors.client import Client
 from tidewal.runtime.catalog.catalog_log import CatalogLog
@@ -107,7 +108,7 @@ async def _grow_at_random(nodes: Nodes, traffic: TopicTraffic, steps: int) -> No
         await asyncio.sleep(2)
 
 
-@pytest.mark.parametrize("_", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 6))])
+@pytest.mark.parametrize("_", [0, *cases_in_turn(range(1, 7), pytest.mark.long, of=3)])
 async def test_any_growth_and_shrinking_keeps_each_key_in_order(three: Nodes, _: int) -> None:
     """Random keys, numbers of partitions, members that come and go, and owners and leaders that do."""
     traffic = GrowthTraffic(three, three.rng.randint(1, 6))

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from tests.commands import tracebacks
+from tests.turns import cases_in_turn
 from tidewal.actors.client import Client
 from tidewal.runtime.log.opening import open_wal
 from tidewal.runtime.rows.schema import CollectionSchema, Field
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
+ON_BROKERS_IN_TURN = pytest.mark.parametrize("broker_url", cases_in_turn(("kafka", "pulsar")), indirect=True)
 THINGS = CollectionSchema("things", (Field("id", "int64"),), "id")
 BOUND_S = 60.0
 LEASE_S = 3.0
@@ -116,6 +118,7 @@ async def written(url: str, rng: random.Random) -> AsyncIterator[Writers]:
 
 
 @pytest.mark.long
+@ON_BROKERS_IN_TURN
 async def test_nodes_that_are_killed_and_ended_lose_and_double_nothing(
     nodes: Nodes, broker_url: str, rng: random.Random
 ) -> None:
@@ -140,6 +143,7 @@ async def test_nodes_that_are_killed_and_ended_lose_and_double_nothing(
 
 
 @pytest.mark.long
+@ON_BROKERS_IN_TURN
 async def test_a_node_that_is_held_past_its_lease_acknowledges_nothing_and_ends(
     nodes: Nodes, broker_url: str, rng: random.Random
 ) -> None:

@@ -20,6 +20,14 @@ from tidewal.runtime.replicated.records import Event, Proposed
 from tidewal.runtime.testing import ClusterViolation, simulate_cluster
 
 SEEDS = 500
+FOUND_BY = {  # seeds that have found a fault, and are tried first
+    "lease_not_checked": 26,
+    "eviction_not_waited_for": 9,
+    "renewal_counted_behind_eviction": 8,
+    "fence_skipped": 2,
+    "channel_not_read_below_the_fence": 2,
+    "claim_and_precondition_not_checked": 33,
+}
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -121,7 +129,7 @@ PLANTED: list[Plant] = [
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("tidewal").setLevel(logging.ERROR)
     plant(monkeypatch)
-    for seed in range(SEEDS):
+    for seed in (FOUND_BY.get(plant.__name__, 0), *range(SEEDS)):
         try:
             simulate_cluster(seed)
         except ClusterViolation:

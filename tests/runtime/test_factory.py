@@ -127,7 +127,18 @@ def test_backends_are_found_where_entry_points_have_no_index(monkeypatch):
             raise KeyError(name)
 
     monkeypatch.setattr("tidewal.runtime.log.opening.entry_points", lambda **_: NewEntryPoints(found))
+    monkeypatch.syspath_prepend("another path, so that they are looked for again")
     assert {"memory", "rocksmq"} <= {backend.name for backend in installed_backends()}
+
+
+async def test_an_adapter_that_is_installed_while_the_process_runs_is_found(install, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = list(sys.path)
+    with pytest.raises(ConfigError, match="no adapter for 'third://x'"):
+        await open_wal("third://x")
+    install("third", ADAPTER)
+    monkeypatch.setattr(sys, "path", path)
+    assert (await open_wal("third://x")).opened_with == ("third://x", {})
 
 
 async def test_an_entry_point_that_is_no_backend_is_refused(install):

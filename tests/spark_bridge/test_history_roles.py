@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.backends import Backend, fill_segment
+from tests.turns import cases_in_turn
 from tidewal.actors.client import Client
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.standalone import Standalone
@@ -93,11 +94,7 @@ def heartbeat_ends_the_last_pack(tables: Path, now: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
-    [
-        "rocksmq-socket",
-        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.long]),
-        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.long]),
-    ],
+    ["rocksmq-socket", *cases_in_turn(("kafka", "pulsar"), pytest.mark.broker, pytest.mark.long)],
     indirect=True,
 )
 async def test_what_a_node_has_stored_and_forgotten_is_read_from_its_tables(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.turns import cases_in_turn
 from tidewal.actors.standalone import Standalone
 from tidewal.runtime.clock import compose, physical_ms
 from tidewal.spark_bridge.log import open_log
@@ -24,11 +25,7 @@ from story import FLIGHTS, Row, random_row
 
 on_each_log = pytest.mark.parametrize(
     "backend",
-    [
-        "rocksmq-socket",
-        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.long]),
-        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.long]),
-    ],
+    ["rocksmq-socket", *cases_in_turn(("kafka", "pulsar"), pytest.mark.broker, pytest.mark.long)],
     indirect=True,
 )
 

@@ -20,6 +20,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 
 from tests.backends import log_url
+from tests.turns import cases_in_turn
 from tidewal.actors.client import Client
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
@@ -256,11 +257,7 @@ def test_what_does_not_fit_is_told_in_words(spark: Any, node: Node, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "log",
-    [
-        "rocksmq",
-        pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow, pytest.mark.long]),
-        pytest.param("pulsar", marks=[pytest.mark.broker, pytest.mark.slow, pytest.mark.long]),
-    ],
+    ["rocksmq", *cases_in_turn(("kafka", "pulsar"), pytest.mark.broker, pytest.mark.slow, pytest.mark.long)],
 )
 def test_topics(spark: Any, log: str, loop: Loop, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Batches and a stream into two channels; the stream's last batch runs twice, and once more from its middle."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.objects.conftest import CREDENTIALS
+from tests.turns import cases_in_turn
 from tidewal.adapters.objects.backend import CAPABILITIES, LINKED
 from tidewal.adapters.objects.bucket_store import BucketStore
 from tidewal.adapters.objects.directory_store import DirectoryStore
@@ -50,8 +51,8 @@ class LinkedLog:
 ONE_LOOP = {"test_a_member_that_blocks_the_loop_stays": "it blocks the owner, too, which is in the same process"}
 
 
-# Long: each test opens two logs; what links do is tested in test_links.py.
-@pytest.fixture(params=["directory", *(pytest.param(name, marks=pytest.mark.long) for name in ("linked", "bucket"))])
+# Long, and in turn: what links do is tested in test_links.py, and what a bucket does in test_stores.py.
+@pytest.fixture(params=["directory", *cases_in_turn(("linked", "bucket"), pytest.mark.long)])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BackendUnderTest]:
     bucket_url = request.getfixturevalue("bucket_url") if request.param == "bucket" else ""
     linked = LinkedLog(tmp_path / "log")

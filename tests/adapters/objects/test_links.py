@@ -12,6 +12,7 @@ import pytest
 from tests.adapters.objects.linked_processes import LinkedProcesses
 from tests.adapters.objects.processes import LEASE_S, Processes, appended, entries_of, until_owned
 from tests.adapters.objects.simulated_store import StoreRates
+from tests.turns import cases_in_turn
 from tidewal.runtime.errors import ChannelNotFound, Fenced, Overloaded, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
 from tidewal.runtime.testing.clock import elapse, run_virtual
@@ -266,7 +267,7 @@ async def test_a_process_without_a_secret_is_told_what_it_lacks(processes: Linke
     await alone.close()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *cases_in_turn(range(1, 19), pytest.mark.long, of=3)])
 def test_whatever_breaks_every_append_is_there_as_it_was_answered(seed: int) -> None:
     """Four processes append over links that break while owners are killed and the store fails: what is acknowledged is
     there once, and of each process in order; what was refused for certain is not there."""

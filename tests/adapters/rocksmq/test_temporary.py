@@ -46,7 +46,7 @@ async def store(open_rocksmq) -> RocksMQ:
 
 
 @pytest.mark.parametrize(
-    ("processes", "clients"), [(2, 50), pytest.param(50, 200, marks=[pytest.mark.slow, pytest.mark.long])]
+    ("processes", "clients"), [(2, 50), pytest.param(25, 200, marks=[pytest.mark.slow, pytest.mark.long])]
 )
 async def test_clients_that_are_killed_leave_nothing(store, directory, helpers, processes, clients):
     files = len(os.listdir("/dev/fd"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.brokers.woodpecker import Sidecar
+from tests.turns import cases_in_turn
 from tidewal.adapters.woodpecker import open_wal
 from tidewal.adapters.woodpecker.backend import BACKEND
 from tidewal.runtime.log.wal import Wal
@@ -21,7 +22,7 @@ async def outside(url: str) -> list[str]:
     return sorted(str(each) for root in (directory, directory.parent / "segments") for each in root.rglob("*.log"))
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=cases_in_turn(("local", "s3")))
 def backend(request: pytest.FixtureRequest, new_sidecar: Callable[..., Sidecar]) -> BackendUnderTest:
     on_s3 = request.param == "s3"
     sidecar = new_sidecar(settings=request.getfixturevalue("object_store").settings if on_s3 else None)

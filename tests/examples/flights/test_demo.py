@@ -20,6 +20,7 @@ import pytest
 from examples.flights import expectation, flights, requirements
 from examples.flights.place import place_of
 from tests.commands import tracebacks
+from tests.turns import cases_in_turn
 from tidewal.actors.standalone import standalone
 from tidewal.runtime.log.opening import open_wal
 
@@ -154,7 +155,7 @@ async def channels_at(url: str, directory: Path) -> list[str]:
         await wal.close()
 
 
-OVER_BROKERS = pytest.mark.parametrize("brokers", ["kafka", "pulsar"], indirect=True)
+OVER_BROKERS = pytest.mark.parametrize("brokers", cases_in_turn(("kafka", "pulsar")), indirect=True)
 
 
 @pytest.mark.long

@@ -1,0 +1,28 @@
+"""What takes turns: each of it has one, and a run tries what is there besides."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from tests.turns import cases_in_turn, has_turn
+
+
+@pytest.mark.parametrize("of", [2, 3, 5])
+def test_each_case_is_tried_by_one_of_so_many_runs(of: int) -> None:
+    cases = cases_in_turn("abcde", of=of)
+    tried = [[case.values[0] for case in cases if has_turn(_marks(case), turn)] for turn in range(7, 7 + of)]
+    assert sorted(chain(*tried)) == list("abcde")
+    assert all(tried)
+
+
+def test_a_test_with_two_turns_is_tried_when_both_are_there() -> None:
+    marks = [*_marks(cases_in_turn("ab")[1]), *_marks(cases_in_turn("abc")[2])]
+    assert [turn for turn in range(12) if has_turn(marks, turn)] == [5, 11]
+    assert has_turn([], 1)
+
+
+def _marks(case: object) -> list[pytest.Mark]:
+    assert isinstance(case, type(pytest.param()))
+    return [mark.mark if isinstance(mark, pytest.MarkDecorator) else mark for mark in case.marks]
