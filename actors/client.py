@@ -391,9 +391,10 @@ class Client:
     @checked
     async def cancel(self, topic: str, id: str, *, deadline_s: float = DEADLINE_S) -> bool:
         """Cancel a message that is due later, by one of `SendResult.ids`. True: it is not delivered, and that is
-        durable. False: it was due already. Repeated it says what became of the message then: True where this, or an
-        earlier one, came in time. Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, or of
-        an epoch of it that has gone, and as `send` does."""
+        durable. False: it was due already; each call is judged for itself, so False from a later one does not say that
+        an earlier one came too late. A request that is repeated in the call, as its answer was lost, has one answer.
+        Raises `TopicNotFound`, `InvalidRequest` for an id that is none of the topic, or of an epoch of it that has
+        gone, and as `send` does."""
         return await self._topics.cancel(topic, id, deadline_s)
 
     # ---- writes -----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from ...runtime.catalog.flush_events import FlushEvent
 from ...runtime.catalog.topics import READY, Topic
 from ...runtime.cluster.state import RATES, THROTTLED
 from ...runtime.errors import (
+    ActorStopped,
     BadRecord,
     CollectionNotFound,
     DeadlineExceeded,
@@ -148,7 +149,8 @@ class StreamingNode(Role):
             self._grants.stalled(channels)
 
     def _spawn(self, task: Coroutine[object, object, None], name: str) -> None:
-        self.spawn_task(task, name=name)
+        with suppress(ActorStopped):  # the end of this life gives up all channels
+            self.spawn_task(task, name=name)
 
     def _on_confirmed(self, _: float) -> None:
         """The lease holds anew: acknowledge what was answered after the last one."""

@@ -19,7 +19,7 @@ from tidewal.actors.standalone import Standalone
 from tidewal.cli.role_groups import divide_roles
 from tidewal.runtime.config.settings import Settings
 from tidewal.runtime.errors import ConfigError, TidewalError
-from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
+from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, check_in_use, migration_state
 from tidewal.runtime.log.wal import Wal
 from tidewal.runtime.metrics.metrics import Metrics
 from tidewal.runtime.migration.migration import MigrationProof, cancel_migration
@@ -36,11 +36,13 @@ OLD, NEW = "memory://old", "memory://new"
 class FarSharedWal(SimulatedWal):
     """A log whose ids are far above those of others: one of these that is not translated lies before all."""
 
+    first = 1_000
+
     def submit(self, entries: Sequence[Any], done: Any) -> None:
         for entry in entries:
             channel = self.log.channels.get(entry.channel)
             if channel is not None and channel.end == 1:
-                channel.first = 1_000
+                channel.first = self.first
         super().submit(entries, done)
 
 
@@ -96,7 +98,9 @@ class SharedNodes(Nodes):
     def __init__(self, directory: Path, rng: random.Random, *, in_directory: bool = False) -> None:
         super().__init__(directory, rng, SimulatedWal)
         self.in_directory = in_directory
+        self.url = OLD  # of the log that nodes and clients are told to begin with
         self.logs: dict[str, MemoryLog] = {OLD: self.log}
+        self.table_directory = directory / "tables"
         self.unknown: dict[str, set[str]] = {}  # by node: logs that it has no settings for
         self.opener = SharedOpener(self)
 
@@ -109,7 +113,7 @@ class SharedNodes(Nodes):
         logs: OpenLogs | None = None
         try:
             logs = await open_logs(opener, await self.configured(), settings, Metrics(each.name))
-            async with Standalone(logs.wal, self._directory / "tables", roles=roles, logs=logs, **options) as node:
+            async with Standalone(logs.wal, self.table_directory, roles=roles, logs=logs, **options) as node:
                 await each.run(node)
         except TidewalError as error:  # it has not started
             each.error = error
@@ -137,26 +141,38 @@ class SharedNodes(Nodes):
         return await self.start(name, (owner if name == "a" else readers).roles, wait=wait)
 
     async def configured(self) -> str:
-        """The log that its operator lets nodes and clients begin with: the new one once it is in use."""
-        is_over = await self.phase() is MigrationPhase.MIGRATED and await self.phase(NEW) is MigrationPhase.OPEN
-        return NEW if is_over else OLD
+        """The log that its operator lets nodes and clients begin with: the one that is in use since the last
+        migration."""
+        url = self.url
+        while (state := await self._state(url)).phase is MigrationPhase.MIGRATED:
+            if await self.phase(state.other) in (MigrationPhase.RESERVED, MigrationPhase.PENDING):
+                break
+            url = state.other
+        return url
 
     async def phase(self, url: str = OLD) -> MigrationPhase:
-        return (await migration_state(await self.opener.open_alone(url))).phase
+        return (await self._state(url)).phase
+
+    async def _state(self, url: str) -> MigrationState:
+        return await migration_state(await self.opener.open_alone(url))
 
     def tables_of_nodes(self) -> MovedTables:
-        return MovedTables(open_tables(self._directory / "tables"), in_place)
+        return MovedTables(open_tables(self.table_directory), in_place)
 
     def log_at(self, url: str) -> MemoryLog:
         return self.logs.setdefault(url, MemoryLog())
 
-    async def migrate(self, said: list[str] | None = None, opener: Any = None, **options: Any) -> MigrationProof:
+    async def migrate(
+        self, said: list[str] | None = None, opener: Any = None, *, of: str = OLD, to: str = NEW, **options: Any
+    ) -> MigrationProof:
         """What the command does, which opens the logs by `opener`."""
         opener = opener or CommandOpener(self)
-        old, new = await opener.open_alone(OLD), await opener.open_alone(NEW)
-        tables, on_progress = self.tables_of_nodes(), (said if said is not None else []).append
-        clock = self.loop.clock
-        return await migrate_in_use(old, new, OLD, NEW, tables=tables, on_progress=on_progress, clock=clock, **options)
+        old, new = await opener.open_alone(of), await opener.open_alone(to)
+        options = {"tables": self.tables_of_nodes(), "clock": self.loop.clock, **options}
+        on_progress = (said if said is not None else []).append
+        return await migrate_in_use(old, new, of, to, on_progress=on_progress, **options)
 
-    async def cancel(self) -> None:
-        await cancel_migration(await self.opener.open_alone(OLD), await self.opener.open_alone(NEW), NEW)
+    async def cancel(self, opener: Any = None, *, of: str = OLD, to: str = NEW, **options: Any) -> None:
+        """What the command does with `--cancel`."""
+        opener = opener or self.opener
+        await cancel_migration(await opener.open_alone(of), await opener.open_alone(to), to, **options)

@@ -4,6 +4,7 @@ source had up to one time, whole."""
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import shutil
 from contextlib import suppress
@@ -26,7 +27,7 @@ from tidewal.runtime.migration.node_records import node_entry
 from tidewal.runtime.replication.forced_promotion import line_of
 from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.testing.clock import VirtualLoop
-from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
 
 STEPS = 40
 LATER_S = 30.0
@@ -180,7 +181,7 @@ async def test_what_is_promoted_is_what_the_source_had_at_one_time(home: Any, se
     line = line_of(await replication_state(MemoryWal(other.log)))
     promoted = await _forced(home, other)
     promoted.memory = ApartWal
-    _check_channels(home, promoted, line.time)
+    check_channels(home.log, promoted.log, line.time)
     print(f"{run}: {len(work.rows)} rows, {sum(ts > line.time for ts, _ in work.rows)} above the line")
     async with promoted.client() as client:
         found = (await client.query("people", consistency="strong")).table["id"].to_pylist()
@@ -228,15 +229,15 @@ async def _rest(member: Any) -> list[str]:
     return got
 
 
-def _check_channels(home: Any, promoted: Any, time: int) -> None:
+def check_channels(source: MemoryLog, promoted: MemoryLog, time: float = math.inf) -> None:
     """Each channel of the owners ends where the source's has its first record above the time, with the same entries
     before."""
-    for name, channel in promoted.log.channels.items():
+    for name, channel in promoted.channels.items():
         is_owned = "-dml_" in name or "-topic_" in name or "-delays_" in name
-        if not is_owned or name not in home.log.channels:  # dropped since
+        if not is_owned or name not in source.channels:  # dropped since
             continue
         before, highest = [], 0
-        for entry in home.log.channels[name].entries:
+        for entry in source.channels[name].entries:
             record = decode(entry.payload)
             if record.term >= highest and record.ts > time and record.type not in TIMELESS_TYPES:
                 break

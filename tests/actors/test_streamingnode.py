@@ -262,3 +262,18 @@ async def test_a_role_of_another_process_asks_for_the_present_time_and_for_flush
             error = await home.error_of(other._rpc.call("streamingnode", "flush", {"id": 99, **named}))
             assert isinstance(error, CollectionNotFound)
         await wal.close()
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_what_an_owner_would_begin_as_it_ends_is_not_begun_and_no_failure(home) -> None:
+    """One of its tasks reads in the catalog then that a channel is to move, or comes."""
+    async with home.node() as node:
+        owner = role_of(node, "streamingnode")
+    begun: list[str] = []
+
+    async def begin() -> None:
+        begun.append("released")
+
+    owner._spawn(begin(), "late")
+    await home.elapse(1)
+    assert not begun

@@ -70,6 +70,7 @@ async def test_messages_come_when_they_are_due_and_what_is_cancelled_does_not(ho
             if home.virtual:
                 assert physical_ms(each.ts) - physical_ms(each.due_ts) < 50
         assert not await client.cancel("orders", ids["1.0"]), "it is there already"
+        assert not await client.cancel("orders", ids["1.5"]), "another call says nothing of an earlier one"
         await client.drop_topic("orders")
         assert not [name for name in await node.wal.channels() if "-topic_" in name or "-delays_" in name]
 

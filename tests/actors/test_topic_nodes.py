@@ -46,27 +46,27 @@ class TopicTraffic:
     is acknowledged is read, per key in order; what is delivered again was not acknowledged by its member."""
 
     topic = "t"
+    deadline_s = 120.0
 
     def __init__(self, nodes: Nodes, partitions: int = PARTITIONS) -> None:
         self.nodes, self.partitions = nodes, partitions
         self.sent: dict[bytes, int] = defaultdict(int)  # by key: the last number that is acknowledged
+        self.times: dict[bytes, list[int]] = defaultdict(list)  # by key: the timestamps of what is acknowledged
         self.read: dict[bytes, list[int]] = defaultdict(list)
         self.longest_s = 0.0
         self._stopping = False
 
     async def send(self, client: Client, number: int) -> None:
         keys = [f"{number}-{each}" for each in range(KEYS)]
-        at = 0
         while not self._stopping:
-            at += 1
             began_s = self.nodes.now_s()
             # the sends of one key are called one after another, and not awaited: their order is to hold
-            calls = range(WINDOW * at, WINDOW * (at + 1))
             key = self.nodes.rng.choice(keys)
             first = self.sent[key.encode()]
-            messages = [f"{first + 1 + n}" for n, _ in enumerate(calls)]
+            messages = [f"{first + 1 + n}" for n in range(WINDOW)]
             sender = self.sender(client)
-            await asyncio.gather(*(sender.send(self.topic, each, key=key, deadline_s=120) for each in messages))
+            calls = (sender.send(self.topic, each, key=key, deadline_s=self.deadline_s) for each in messages)
+            self.times[key.encode()] += [result.ts for result in await asyncio.gather(*calls)]
             self.sent[key.encode()] = first + len(messages)
             self.longest_s = max(self.longest_s, self.nodes.now_s() - began_s)
             await asyncio.sleep(self.nodes.rng.uniform(0, 0.1))
@@ -87,11 +87,15 @@ class TopicTraffic:
                         await self.handle(pack)
                         await member.acknowledge(pack)
                         for each in pack.messages:
-                            self.read[each.key].append(int(each.body))
+                            self.note(each.key, int(each.body))
 
     def sender(self, client: Client) -> Client:
         """The client that sends the next messages of a task that has `client`."""
         return client
+
+    def note(self, key: bytes, number: int) -> None:
+        """A member has acknowledged a message."""
+        self.read[key].append(number)
 
     async def handle(self, pack: tidewal.TopicPack) -> None:
         """What a member does before it acknowledges a pack."""
@@ -100,11 +104,14 @@ class TopicTraffic:
     def behind(self) -> bool:
         return any(not self.read[key] or self.read[key][-1] < last for key, last in list(self.sent.items()))
 
+    async def prepare(self, client: Client) -> None:
+        await client.create_topic(self.topic, self.partitions)
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self.nodes.client(f"c{n}")) for n in range(4)]
-            await clients[0].create_topic(self.topic, self.partitions)
+            await self.prepare(clients[0])
             async with asyncio.timeout(600), asyncio.TaskGroup() as tasks:
                 for number, client in enumerate(clients[:2]):
                     tasks.create_task(self.send(client, number))
