@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from uuid import uuid4
@@ -72,6 +72,11 @@ class ReplicatedChannel:
     digest: str = ""
     behind_digest: str = ""
 
+    def to_wire(self) -> list[object]:
+        """The wire form, for JSON."""
+        rest = self.timestamp, self.halted, self.behind, self.digest, self.behind_digest
+        return [self.source.hex(), self.target.hex(), *rest]
+
 
 class GroupPlace(NamedTuple):
     """A group's position in a channel of the `source`, where that is in the replica (`target`), b"" before all, and
@@ -111,10 +116,9 @@ class ReplicationState:
 
     def entries(self) -> list[bytes]:
         """The entries that say so: one, or parts, which count with the last, where it has very many channels."""
-        fields = {**asdict(replace(self, channels={}, groups={})), "v": VERSION}
-        fields["channels"] = {
-            name: [each.source.hex(), each.target.hex(), *astuple(each)[2:]] for name, each in self.channels.items()
-        }
+        without = replace(self, channels={}, groups={}, node={}, line={})  # these are large, and would be copied
+        fields = {**asdict(without), "node": self.node, "line": self.line, "v": VERSION}
+        fields["channels"] = {name: each.to_wire() for name, each in self.channels.items()}
         fields["groups"] = {
             group: {name: [part.hex() for part in each] for name, each in places.items()}
             for group, places in self.groups.items()

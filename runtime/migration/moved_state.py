@@ -42,6 +42,7 @@ class MovedState(Generic[State]):
 
     def __init__(self, info: ChannelInfo, kind: StateKind[State], fold: Fold[State], time: int) -> None:
         self._info, self._kind, self._fold, self._time = info, kind, fold, time
+        self._packed: bytes | None = None  # the snapshot, which is taken once: it is dear, and nothing more is read
 
     @classmethod
     async def read(
@@ -127,8 +128,9 @@ class MovedState(Generic[State]):
 
     def _snapshot(self) -> Any:
         """The state as readers of a snapshot in the log have it."""
-        packed = cast(bytes, msgpack.packb(self._fold.state.snapshot()))
-        return cast(Any, msgpack.unpackb(packed, strict_map_key=False))
+        if self._packed is None:
+            self._packed = cast(bytes, msgpack.packb(self._fold.state.snapshot()))
+        return cast(Any, msgpack.unpackb(self._packed, strict_map_key=False))
 
     def _entries(self, author: str, id_in: IdIn, first: bytes) -> list[tuple[int, bytes]]:
         return self.entries_with(author, first, lambda snapshot: self._kind.with_ids(snapshot, id_in))
