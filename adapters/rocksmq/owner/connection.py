@@ -39,7 +39,8 @@ class ConnectionLimits:
     requests over 128 KiB that are being received, over all connections; one that finds no room waits for its turn.
     `in_flight_bytes`: of appends of a connection that are not answered yet; above it, nothing more is read from it.
     `outbox_bytes`: of answers that a client has not taken; above it, its requests are not read and its readers make
-    no further answer. `waiting_requests`: of a connection, that are not answered at once; more get `Overloaded`.
+    no further answer. `waiting_requests`: of a connection, that are neither answered at once nor cancelled; more get
+    `Overloaded`.
     `stalled_s`: for a frame from its first byte to its last, and for an answer until the client takes some of it; then
     the connection is cut. `hello_s`: for the hello of a new connection. `idle_s`: without any request. All `*_s` are
     seconds.
@@ -195,13 +196,21 @@ class Connection:
 
     def later(self, seq: int, work: Callable[[], Coroutine[object, object, list[Payload] | None]]) -> None:
         """Answer with the buffers that `work` returns, when it is done; it may wait."""
-        if len(self.tasks) >= self._limits.waiting_requests:
+        if self._is_full():
             limit = self._limits.waiting_requests
             self.fail(seq, Overloaded(f"{limit} requests of this connection wait already", limit="waiting_requests"))
             return
         task = self._loop.create_task(self._wait_for(seq, work))
         self.tasks[task] = seq
         task.add_done_callback(self.tasks.pop)
+
+    def _is_full(self) -> bool:
+        """Whether no more requests may wait. Those that were cancelled do not count, as they end when the loop comes to
+        them; there may be as many of them again."""
+        limit = self._limits.waiting_requests
+        if len(self.tasks) < limit or len(self.tasks) >= 2 * limit:
+            return len(self.tasks) >= limit
+        return sum([not task.cancelling() for task in self.tasks]) >= limit
 
     def cancel(self, seq: int) -> None:
         """Cancel a request that waits; does nothing for one that is answered already."""

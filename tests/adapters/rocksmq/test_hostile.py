@@ -555,6 +555,23 @@ async def test_waiting_requests_are_bounded(store, serve, peers):
     await released(server)
 
 
+async def test_requests_that_were_cancelled_leave_room_at_once(store, serve, peers):
+    """A process that has left many readers may ask for as many others in the same breath."""
+    server = serve(waiting_requests=3)
+    peer = await peers()
+    first, second, third = (range(begin, begin + 3) for begin in (10, 20, 30))
+    frames = [[seq, "read", "a", ["latest"], None, 60.0] for seq in first]
+    frames += [[0, "cancel", seq] for seq in first]
+    frames += [[seq, "read", "a", ["latest"], None, 60.0] for seq in second]
+    frames += [[0, "cancel", seq] for seq in second]
+    frames += [[seq, "read", "a", ["latest"], None, 60.0] for seq in third]  # too many, even if they are cancelled
+    peer.send(b"".join(encode(frame)[0] for frame in frames))
+    refused = [await peer.answer() for _ in third]
+    assert [(seq, type(error)) for seq, error in refused] == [(seq, Overloaded) for seq in third]
+    peer.writer.close()
+    await released(server)
+
+
 async def test_two_hundred_connections_at_once(store, serve, peers):
     server = serve(connections=64)
     clients = [await peers(hello=False) for _ in range(200)]
