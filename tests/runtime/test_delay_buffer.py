@@ -10,13 +10,14 @@ import pytest
 
 from tidewal.runtime.clock import compose
 from tidewal.runtime.delays.buffer import DelayBuffer
-from tidewal.runtime.delays.delayed import DelayedId, DelayedMessage, cancellation, delayed_record
-from tidewal.runtime.delays.pending import DelayedPlace, Pending, Stored, page_of, read_stored
+from tidewal.runtime.delays.delayed import DelayedMessage, cancellation, delayed_record
+from tidewal.runtime.delays.pending import DelayedPlace, Pending, page_of, read_stored
 from tidewal.runtime.log.record import Record, RecordType, decode, stamp
 
 BEGAN_MS = 1_800_000_000_000
 STUCK, GONE = "stuck", "gone"  # channels: what is for the first may be given back, the second refuses all
 LIMIT = 6 * 1024
+
 
 class DelayChannel:
     """A delay channel, and the buffer of what reads it: each record at once, one ms after the other."""
