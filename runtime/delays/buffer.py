@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Set
 from typing import Final
 
@@ -17,7 +18,9 @@ class DelayBuffer:
     about `limit` bytes.
 
     What does not fit is left out: then the buffer has all that is pending below `horizon`, and nothing from there on.
-    A cancellation is kept until its message is due, in the message's place: the message may be read again."""
+    A cancellation is kept until its message is due, in the message's place: the message may be read again. From then on
+    the buffer itself knows: all that was due by what was dealt with last was read before, and is kept until it is dealt
+    with, so what else is read of that is a copy that comes late. `bytes` are those of all that is not handed out."""
 
     def __init__(
         self, limit: int, done: bytes = b"", horizon: bytes | None = None, left_out: DelayedPlace | None = None
@@ -30,7 +33,7 @@ class DelayBuffer:
         self._limit = limit
         self._pending: dict[bytes, Pending] = {}
         self._order: list[bytes] = []  # a heap of ids; those that are not pending any more are skipped
-        self._handed_out: list[bytes] = []
+        self._handed_out: dict[bytes, None] = {}  # in order
         self._finished = done  # the highest id that was dealt with; lower ones may have been given back
 
     def fit(self, limit: int) -> None:
@@ -68,7 +71,7 @@ class DelayBuffer:
         id, channel, _ = stored
         known = self._pending.get(id)
         if known is None:
-            if id <= self.done:
+            if id <= self._finished:
                 return
             if self.horizon is not None and id >= self.horizon:
                 self._leave_out(place)
@@ -76,24 +79,26 @@ class DelayBuffer:
             heapq.heappush(self._order, id)
         elif channel and not known.channel:
             return  # cancelled, and a copy of the message from before that
-        else:
-            self.bytes -= known.size
         pending = self._pending[id] = pending_of(stored, place)
-        self.bytes += pending.size
+        if id not in self._handed_out:
+            self.bytes += pending.size - (known.size if known is not None else 0)
         if self.bytes > self._limit:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Leave out the half that is due last, of what is not handed out, until the rest fits."""
+        """Leave out the half that is due last, of what is not handed out, until the rest fits. The first one is kept,
+        and what was given back below what was dealt with: `horizon` lies above that."""
         while self.bytes > self._limit and len(self._order) > 1:
             ids = sorted(id for id in self._order if id in self._pending)
-            kept = ids[: max(1, len(ids) // 2)]
+            kept = ids[: max(1, len(ids) // 2, bisect_right(ids, self._finished))]
             for id in ids[len(kept) :]:
                 pending = self._pending.pop(id)
                 self.bytes -= pending.size
                 self._leave_out(pending.place)
                 self.horizon = id if self.horizon is None else min(self.horizon, id)
             self._order = kept
+            if len(kept) == len(ids):
+                return
 
     def _leave_out(self, place: DelayedPlace) -> None:
         if self.left_out is None or place < self.left_out:
@@ -115,7 +120,7 @@ class DelayBuffer:
             heapq.heappop(order)
             if pending is None:
                 continue
-            handed_out.append(id)
+            handed_out[id] = None
             taken = pending.size
             self.bytes -= taken  # what is on its way makes no room by leaving out what comes next
             if message is not None:
@@ -137,7 +142,7 @@ class DelayBuffer:
             self.done = max(self.done, self._finished)
         else:
             self.done = max([self.done, *(id for id in finished if id < lowest)])
-        self._handed_out = []
+        self._handed_out = {}
 
     def batches(self, count: int, size: int) -> list[list[Pending]]:
         """What is pending, in batches of one channel and at most `count`, which end once their contents have `size`

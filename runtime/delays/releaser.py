@@ -95,6 +95,8 @@ class Releaser:
         self._truncated_s = clock.clock.monotonic()
         self._head_place: DelayedPlace | None = None  # of the last head that is noted, or may come to be
         self._buffer = DelayBuffer(buffer_bytes(), owner.source_offset(source, channel))
+        self._refusals: dict[bytes, asyncio.Task[None]] = {}  # under way, by id of the message
+        self._last_page = b""  # the id of the last page that was written here
         self._exhausted = False  # the last pass
         self._start_pass()  # so that there is one
 
@@ -126,8 +128,12 @@ class Releaser:
 
     async def run(self) -> None:
         """Release until cancelled. Errors that may pass are waited out; raises any other one."""
-        while True:
-            await self._patiently(self._run_pass)
+        try:
+            while True:
+                await self._patiently(self._run_pass)
+        finally:
+            await ended(*self._refusals.values())
+            self._refusals.clear()
 
     async def _patiently(self, call: Callable[[], Awaitable[Result]]) -> Result:
         """The result of `call`, which is called again after errors that may pass."""
@@ -247,7 +253,7 @@ class Releaser:
         await self._patiently(self._targets.settle)
         divided = self._targets.divided(messages)
         releases = {asyncio.create_task(self._release(target, batch)): batch for target, batch in divided.items()}
-        pending: set[asyncio.Task[Sequence[DelayedMessage]]] = set()
+        pending: set[asyncio.Task[None]] = set()
         try:
             if releases:
                 _, pending = await asyncio.wait(releases, timeout=HELD_UP_S)
@@ -255,28 +261,45 @@ class Releaser:
             await ended(*releases)
         if pending:
             await self._patiently(self._targets.note_reached)  # retention goes on while one holds up the others
-        left = [message for each in releases if each not in pending for message in each.result()]
+        for each in releases.keys() - pending:
+            each.result()
+        left = [message for each, batch in releases.items() if each not in pending for message in batch]
         return sorted(left, key=_id), [message for each in pending for message in releases[each]]
 
-    async def _release(self, target: str, messages: Sequence[DelayedMessage]) -> Sequence[DelayedMessage]:
-        """Append messages to a channel; returns those that it may not have, and does not take any more."""
+    async def _release(self, target: str, left: list[DelayedMessage]) -> None:
+        """Append messages to a channel, and take out of `left` what is dealt with, also where this is cancelled: one by
+        one that may take long. Returns with those left that the channel may not have, and does not take any more."""
         try:
-            await self._patiently(lambda: self._targets.append(target, messages))
+            await self._patiently(lambda: self._targets.append(target, left))
         except TopicEpochEnded:
-            return messages
+            return
         except (MessageTooLarge, ChannelNotFound) as error:
-            if len(messages) > 1:
-                for number, message in enumerate(messages):
-                    if await self._release(target, [message]):
-                        return messages[number:]
-            else:
-                reason = str(error)
-                await self._patiently(lambda: self._refused(messages[0], reason))
-                self.counts.refused += 1
+            if len(left) == 1:
+                await self._refuse(left[0], str(error))
+                left.clear()
+            while left:
+                await self._release(target, one := left[:1])
+                if one:
+                    return
+                del left[0]
         else:
-            self.counts.released += len(messages)
-            self._released(messages)
-        return ()
+            self.counts.released += len(left)
+            self._released(tuple(left))
+            left.clear()
+
+    async def _refuse(self, message: DelayedMessage, reason: str) -> None:
+        """Keep a message that its channel does not take. Where this is cancelled that goes on, and the next call waits
+        for it: it would be kept twice."""
+        if message.id not in self._refusals:
+            refused = self._patiently(lambda: self._refused(message, reason))
+            self._refusals[message.id] = asyncio.create_task(refused, name=f"refuse a message of {self._channel}")
+        refusal = self._refusals[message.id]
+        try:
+            await asyncio.shield(refusal)
+        finally:
+            if refusal.done():
+                del self._refusals[message.id]
+        self.counts.refused += 1
 
     # ---- what is needed no more -------------------------------------------------------------------------------------
 
@@ -309,7 +332,9 @@ class Releaser:
             await self._read_more.wait()
             self._read_more.clear()
             head, enough = self._head(), max(min(REWRITE_BYTES, self._buffer_bytes()), self._buffer.bytes)
-            if self._read_bytes >= enough and (head is None or self._place > head.place):
+            # a start behind the cancellation of a message would find a page from before that, which was not read yet
+            is_further = self._place.id > self._last_page and (head is None or self._place > head.place)
+            if self._read_bytes >= enough and is_further:
                 await self._write_again()
 
     async def _write_again(self) -> None:
@@ -338,7 +363,8 @@ class Releaser:
         to read. Raises `MessageTooLarge` where it does not take one with a single message."""
         page = page_of(batch)
         try:
-            await self._patiently(lambda: self._owner.append([(self._channel, page)]))
+            appended = await self._patiently(lambda: self._owner.append([(self._channel, page)]))
+            self._last_page = max([self._last_page, *appended.ids])
         except MessageTooLarge:
             if len(batch) == 1:
                 raise

@@ -6,6 +6,7 @@ rows are records of the same type, in a channel of their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
@@ -15,6 +16,7 @@ from ..errors import BadRecord, check_version
 from .record import DECODE_ERRORS, Record
 
 LEDGER_VERSION: Final = 1
+_LEDGER: Final = re.compile(r".+-spark-[0-9a-f-]{32,36}")  # ids of writers are 32 hex digits, or a UUID
 STAGED: Final = "-staged"  # with it a ledger's name is that of the channel of its staged rows
 
 
@@ -24,8 +26,8 @@ def ledger_channel(prefix: str, writer: str) -> str:
 
 
 def is_ledger(channel: str) -> bool:
-    """Whether a channel is named like a ledger, with any prefix."""
-    return "-spark-" in channel and not channel.endswith(STAGED)
+    """Whether a channel is named like a ledger, with any prefix: a program's own may have much in it."""
+    return _LEDGER.fullmatch(channel) is not None
 
 
 def ledger_body(record: Record) -> dict[str, Any]:

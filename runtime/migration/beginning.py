@@ -148,11 +148,11 @@ async def _check_movable(old: Wal, new: Wal, tables: NodeTables | None, *, in_us
 async def fitting(read: Callable[[], Awaitable[T]], *, in_use: bool) -> T:
     """What `read` returns of a node's log and tables. While the log is in use collections come and go, tables go on,
     and snapshots take the place of records: what does not fit together may have been read in such a moment, and counts
-    only where it is so each time."""
+    only where it is so each time. So does a channel that was dropped since it was listed."""
     for left in reversed(range(LOOKS if in_use else 1)):
         try:
             return await read()
-        except (InvalidRequest, CorruptLog, PositionLost):
+        except (InvalidRequest, CorruptLog, PositionLost, ChannelNotFound):
             if not left:
                 raise
     raise AssertionError

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from uuid import uuid4
 
 import msgpack
 import pytest
@@ -15,10 +16,12 @@ from tests.named_producers import CHANNELS, clock_of, kill
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.dataflow.keyed_state import KeyedState
 from tidewal.runtime.errors import InvalidRequest, PreconditionFailed, Unavailable, Unsupported
-from tidewal.runtime.log.ledger_body import ledger_channel
+from tidewal.runtime.log.ledger_body import STAGED, is_ledger, ledger_channel
 from tidewal.runtime.log.record import Record, RecordType, encode
-from tidewal.runtime.log.wal import Append, ChannelPolicy, Delivered, Wal
+from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Delivered, Wal
+from tidewal.runtime.migration.beginning import fitting
 from tidewal.runtime.migration.channel_copy import stored_entries
+from tidewal.runtime.migration.log_states import LogStates
 from tidewal.runtime.migration.migration import cancel_migration, migrate
 from tidewal.runtime.migration.preparation import prepare
 from tidewal.runtime.ownership.producer import Producer, open_producer
@@ -289,7 +292,7 @@ def ledger_record(**body: object) -> bytes:
 
 async def test_a_ledger_goes_along_when_its_batches_are_done() -> None:
     old, new = logs()
-    channel = ledger_channel("by-dev", "q")
+    channel = ledger_channel("by-dev", str(uuid4()))
     await old.create_channel(channel, ChannelPolicy())
     await old.create_channel(f"{channel}-staged", ChannelPolicy())
     await old.append(f"{channel}-staged", encode(Record(RecordType.LEDGER, tags={"token": "t"}, body=b"rows")))
@@ -298,7 +301,7 @@ async def test_a_ledger_goes_along_when_its_batches_are_done() -> None:
         if not number:
             await old.append(channel, ledger_record(done=number, run="r", digest=7))
     await old.append(channel, b"a stranger's")
-    with pytest.raises(Unavailable, match=r"batch 1 of a Spark query is decided and not done \(by-dev-spark-q\)"):
+    with pytest.raises(Unavailable, match=r"batch 1 of a Spark query is decided and not done \(by-dev-spark-"):
         await migrate(old, new, OLD, NEW)
     assert await new.channels() == []
     await prepare(old, new, OLD, NEW)  # a query may go on meanwhile
@@ -306,6 +309,32 @@ async def test_a_ledger_goes_along_when_its_batches_are_done() -> None:
     await migrate(old, new, OLD, NEW)
     assert await payloads(new, channel) == await payloads(old, channel)
     assert len(await payloads(new, f"{channel}-staged")) == 1
+
+
+@pytest.mark.parametrize("writer", [str(uuid4()), uuid4().hex])
+def test_a_ledger_is_known_by_its_name(writer: str) -> None:
+    """What a program has named nearly so is not read to its end while the log stands still."""
+    assert is_ledger(ledger_channel("by-dev", writer))
+    for other in (f"{ledger_channel('by-dev', writer)}{STAGED}", ledger_channel("events", "raw"), "producer-of-wine"):
+        assert not is_ledger(other)
+
+
+async def test_a_channel_that_is_dropped_while_a_preparation_looks_does_not_end_it() -> None:
+    class LateWal(MemoryWal):
+        """One in which a channel goes between two requests."""
+
+        async def describe(self, channel: str) -> ChannelInfo:
+            if channel == "producer-of-wine" and channel in await self.channels():
+                await self.drop_channel(channel)
+            return await super().describe(channel)
+
+    log = MemoryLog()
+    async with open_producer(MemoryWal(log), "shop", CHANNELS):
+        pass
+    wal = LateWal(log)
+    await wal.create_channel("producer-of-wine", ChannelPolicy())
+    states = await fitting(lambda: LogStates.read_states(wal), in_use=True)
+    assert "producer-shop" in states._written
 
 
 async def test_producers_channels_of_the_new_log_are_read_as_ever() -> None:
