@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
+from pathlib import Path
 
 from tests.brokers.producers import everything
 from tidewal.cli.open_log import opened
+from tidewal.runtime.errors import BadRecord
+from tidewal.runtime.log.record import decode
 from tidewal.runtime.log.replication_state import replication_state
 from tidewal.runtime.log.wal import ChannelPolicy, Wal
 from tidewal.runtime.testing.histories import history_checks as checks
@@ -14,6 +22,7 @@ from tidewal.runtime.testing.histories.client_history import ClientCall
 
 FORCE = "force"  # the way in which such a log takes the place of another one
 NO_LINE = -1  # below all times
+SENT_BY = ("send", "transaction")  # calls that have messages
 
 
 async def line_time(replica: str) -> int:
@@ -60,10 +69,34 @@ async def contents(wal: Wal, channels: Sequence[str]) -> dict[str, list[bytes]]:
     return found
 
 
-def cut_short(before: Mapping[str, Sequence[bytes]], after: Mapping[str, Sequence[bytes]]) -> list[str]:
-    """What is wrong with programs' own channels: each has, in order, what it had in the source up to some entry."""
+def cut_short(
+    before: Mapping[str, Sequence[bytes]], after: Mapping[str, Sequence[bytes]], salvaged: Mapping[str, Sequence[bytes]]
+) -> list[str]:
+    """What is wrong with programs' own channels: each has, in order, what it had in the source up to some entry;
+    the rest was salvaged."""
     return [
-        f"{name} does not begin as in the source: {len(after[name])} entries, of {len(before[name])}"
+        f"{name}: {len(after[name])} entries, and {len(rest)} salvaged, are not the {len(before[name])} of the source"
         for name in after
-        if after[name] != before[name][: len(after[name])]
+        if [*after[name], *(rest := salvaged.get(name, ()))] != [*before[name]]
     ]
+
+
+def not_salvaged(calls: Iterable[ClientCall], time: float, salvaged: Mapping[str, Sequence[bytes]]) -> list[str]:
+    """Which acknowledged messages are above the line, and were not salvaged."""
+    there: set[bytes] = set()
+    for payload in chain(*salvaged.values()):
+        with suppress(BadRecord):  # what programs have written themselves, and garbage
+            there.add(bytes(decode(payload).body))
+    above = [call for call in calls if call.outcome == "ok" and not is_of_line(call, time)]
+    sent = [entry["payload"] for call in above if call.kind in SENT_BY for entry in call.about["entries"]]
+    return [
+        f"{payload} was acknowledged above the line, and is lost" for payload in sent if payload.encode() not in there
+    ]
+
+
+def read_salvaged(file: Path) -> dict[str, list[bytes]]:
+    """What was salvaged into a file, by channel."""
+    found: dict[str, list[bytes]] = defaultdict(list)
+    for line in map(json.loads, file.read_text().splitlines()):
+        found[line["channel"]].append(base64.b64decode(line["payload"]))
+    return found

@@ -41,6 +41,14 @@ async def move(kind: str, old: str, new: str, tables: Path, rng: random.Random, 
     return "" if status == 0 else f"`tidewal {command[0]}` fails: {said[-SHOWN:]}"
 
 
+async def salvage(replica: str, source: str, file: Path, log: Path) -> str:
+    """Write what `source`, which is back, has beyond its promoted replica, and let it say that it is replaced. Returns
+    what was wrong, "" for nothing; the command's words go to `log`, too."""
+    command = ["promote", replica, "--from", source, "--salvage", str(file)]
+    status, said = await _run(command, log, killed_after_s=MOVED_WITHIN_S)
+    return "" if status == 0 else f"the source is not salvaged ({status}): {said[-SHOWN:]}"
+
+
 async def _run(command: Sequence[str], log: Path, *, killed_after_s: float) -> tuple[int | None, str]:
     """The exit status of the command, None where it was killed, and what it said."""
     process = await asyncio.create_subprocess_exec(

@@ -40,12 +40,23 @@ from tidewal.runtime.testing.histories.client_history import ClientCall, load_ca
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
-from .forcing import FORCE, NO_LINE, as_of, contents, cut_short, is_of_line, line_time, without_undone
+from .forcing import (
+    FORCE,
+    NO_LINE,
+    as_of,
+    contents,
+    cut_short,
+    is_of_line,
+    line_time,
+    not_salvaged,
+    read_salvaged,
+    without_undone,
+)
 from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .member import RETRIED, SENT
-from .moving import drop_copies, move
+from .moving import drop_copies, move, salvage
 from .workers import Worker
 
 ROUND_S = 40.0
@@ -369,7 +380,7 @@ class Run:
 
     async def _force(self, this: Round, fault: Fault) -> None:
         """All processes are killed while they work, and the round goes on in another log, which has what lies below the
-        line of the replica. The old log is as they left it, and is looked at for what it had."""
+        line of the replica. What the old log had beyond is salvaged."""
         self._say(f"  {fault}")
         await self._until(lambda: self._has_line(this), "nothing of the round is below a line")
         everyone = (*self._lasting, *this.clients, *this.members)
@@ -383,7 +394,7 @@ class Run:
         self._say(f"           {above} of {len(calls)} operations are above the line")
         old, new = self.log.url, self.log.next_url(f"log-{self._moves}")
         await self._let_move(fault, self._replica, new)
-        if found := await self._cut_short(this, old, new):
+        if found := await self._salvaged(this, old, new):
             raise Violation(found)
         await self._go_on(new)
         self._start_members(this)
@@ -393,17 +404,19 @@ class Run:
         line = await line_time(self._replica)
         return line != NO_LINE and any(is_of_line(call, line) for call in this.calls())
 
-    async def _cut_short(self, this: Round, old: str, new: str) -> list[str]:
-        """What is wrong with programs' own channels in the new log, which no process uses yet. Of what Spark's query
-        has written nothing is left there."""
-        source, log = await open_log(old, own=True), await open_log(new, own=True)
-        try:
+    async def _salvaged(self, this: Round, old: str, new: str) -> list[str]:
+        """What is lost: it is neither in the new log, which no process uses yet, nor salvaged from the old one, which
+        is back. Of what Spark's query has written nothing is left there."""
+        async with await open_log(old, own=True) as source:
             before = await contents(source, self._channels(this))
-            await drop_copies(log)
-            return cut_short(before, await contents(log, self._channels(this)))
-        finally:
-            await source.close()
-            await log.close()
+        file, log = self.folder / f"{this.prefix}-salvaged.jsonl", self.folder / "move.log"
+        if said := await salvage(self._replica, old, file, log):
+            return [f"{said} (see {log.name})"]
+        async with await open_log(new, own=True) as wal:
+            await drop_copies(wal)
+            after = await contents(wal, self._channels(this))
+        salvaged = read_salvaged(file)
+        return cut_short(before, after, salvaged) + not_salvaged(this.calls(), this.line, salvaged)
 
     async def _move(self, this: Round, fault: Fault) -> None:
         """Let another log take the place of this one. All must be in it as it was, and the next rounds go on there."""

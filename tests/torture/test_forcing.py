@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 
-from tests.torture.forcing import NO_LINE, as_of, contents, cut_short, is_of_line, line_time, without_undone
+from tests.torture.forcing import (
+    NO_LINE,
+    as_of,
+    contents,
+    cut_short,
+    is_of_line,
+    line_time,
+    not_salvaged,
+    read_salvaged,
+    without_undone,
+)
 from tidewal.runtime.log.opening import open_wal
+from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.testing.histories import history_checks as checks
@@ -62,6 +75,20 @@ def test_a_group_may_have_copied_what_is_undone() -> None:
     assert without_undone(made, [("09", "c:1")], [_call("append")]) == made
 
 
+def test_what_was_acknowledged_above_the_line_was_salvaged(tmp_path: Path) -> None:
+    calls = [_call("send", ts=LINE + 1), _call("transaction", "unknown")]
+    assert not_salvaged(calls, LINE, {}) == ["c:1 was acknowledged above the line, and is lost"]
+    assert not_salvaged(calls, LINE + 1, {}) == []
+    record = bytes(encode(Record(RecordType.MESSAGE, body=b"c:1")))
+    lines = [
+        {"channel": name, "payload": base64.b64encode(each).decode()} for name, each in (("in", b"?"), ("t", record))
+    ]
+    (tmp_path / "left.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    salvaged = read_salvaged(tmp_path / "left.jsonl")
+    assert salvaged == {"in": [b"?"], "t": [record]}
+    assert not_salvaged(calls, LINE, salvaged) == []
+
+
 async def test_channels_of_programs_begin_as_in_the_source() -> None:
     wal = MemoryWal()
     await wal.create_channel("in", ChannelPolicy())
@@ -69,8 +96,10 @@ async def test_channels_of_programs_begin_as_in_the_source() -> None:
         await wal.append("in", payload)
     before = await contents(wal, ["in", "out"])
     assert before == {"in": [b"1", b"2"], "out": []}
-    assert cut_short(before, {"in": [b"1"], "out": []}) == cut_short(before, before) == []
-    assert len(cut_short(before, {"in": [b"2"], "out": [b"1"]})) == 2
+    whole, half = {"in": [b"1", b"2"], "out": []}, {"in": [b"1"], "out": []}
+    assert cut_short(before, whole, {}) == cut_short(before, half, {"in": [b"2"]}) == []
+    lost, wrong, twice = (half, {}), ({"in": [b"2"], "out": []}, {"in": [b"1"]}), (whole, {"in": [b"2"]})
+    assert [len(cut_short(before, *each)) for each in (lost, wrong, twice)] == [1, 1, 1]
     await wal.close()
 
 
