@@ -41,14 +41,14 @@ def as_of(calls: Iterable[ClientCall], time: float) -> list[ClientCall]:
     acknowledged with a later timestamp it has nothing. Appends to programs' own channels have no timestamp, and
     cancellations neither: they are there or not. What was read before is left out, as it may be gone."""
     found: list[ClientCall] = []
-    for call in calls:
+    for call in (each for each in calls if each.kind not in ("read", "saw")):
         if call.outcome != "ok":
             found.append(call)
         elif "ts" in call.result:
             found.append(call if is_of_line(call, time) else replace(call, outcome="refused"))
         elif call.kind == "append" or call.result.get("cancelled"):
             found.append(replace(call, outcome="unknown", result={}))
-        elif call.kind not in ("read", "saw"):
+        else:
             found.append(call)
     return found
 

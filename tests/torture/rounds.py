@@ -405,10 +405,13 @@ class Run:
         return line != NO_LINE and any(is_of_line(call, line) for call in this.calls())
 
     async def _salvaged(self, this: Round, old: str, new: str) -> list[str]:
-        """What is lost: it is neither in the new log, which no process uses yet, nor salvaged from the old one, which
-        is back. Of what Spark's query has written nothing is left there."""
+        """What is wrong with the old log, which is back, and what is neither salvaged from it nor in the new log, which
+        no process uses yet. Of what Spark's query has written nothing is left there."""
+        calls = this.calls()
         async with await open_log(old, own=True) as source:
             before = await contents(source, self._channels(this))
+            inputs = {channel: await self._content(source, channel) for channel in this.channels("in")}
+        found = checks.appends(calls, inputs) + checks.watched(calls, inputs)
         file, log = self.folder / f"{this.prefix}-salvaged.jsonl", self.folder / "move.log"
         if said := await salvage(self._replica, old, file, log):
             return [f"{said} (see {log.name})"]
@@ -416,7 +419,7 @@ class Run:
             await drop_copies(wal)
             after = await contents(wal, self._channels(this))
         salvaged = read_salvaged(file)
-        return cut_short(before, after, salvaged) + not_salvaged(this.calls(), this.line, salvaged)
+        return found + cut_short(before, after, salvaged) + not_salvaged(calls, this.line, salvaged)
 
     async def _move(self, this: Round, fault: Fault) -> None:
         """Let another log take the place of this one. All must be in it as it was, and the next rounds go on there."""

@@ -57,10 +57,8 @@ def test_a_cancellation_that_came_too_late_stays_one() -> None:
 
 
 def test_what_was_refused_or_is_unknown_stays_so_and_reads_are_left_out() -> None:
-    assert _outcomes(_call("insert", "unknown"), _call("send", "refused"), _call("read", rows={})) == [
-        "unknown",
-        "refused",
-    ]
+    assert _outcomes(_call("insert", "unknown"), _call("send", "refused")) == ["unknown", "refused"]
+    assert _outcomes(_call("read", rows={}), _call("read", "unknown"), _call("saw", "unknown")) == []
 
 
 def test_only_what_was_acknowledged_with_a_timestamp_is_of_a_line() -> None:
