@@ -42,7 +42,6 @@ from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
 from .forcing import (
     FORCE,
-    NO_LINE,
     as_of,
     contents,
     cut_short,
@@ -382,7 +381,7 @@ class Run:
         """All processes are killed while they work, and the round goes on in another log, which has what lies below the
         line of the replica. What the old log had beyond is salvaged."""
         self._say(f"  {fault}")
-        await self._until(lambda: self._has_line(this), "nothing of the round is below a line")
+        await self._until(lambda: self._has_line(this), "too little of the round comes below a line")
         everyone = (*self._lasting, *this.clients, *this.members)
         await asyncio.gather(*(worker.kill_for_good() for worker in everyone))
         self._lasting.clear()
@@ -400,9 +399,9 @@ class Run:
         self._start_members(this)
 
     async def _has_line(self, this: Round) -> bool:
-        """Whether something that was acknowledged in the round is below a line of the replica."""
+        """Whether enough of what was acknowledged in the round is below a line of the replica."""
         line = await line_time(self._replica)
-        return line != NO_LINE and any(is_of_line(call, line) for call in this.calls())
+        return sum(is_of_line(call, line) for call in this.calls()) >= MIN_PROGRESS
 
     async def _salvaged(self, this: Round, old: str, new: str) -> list[str]:
         """What is wrong with the old log, which is back, and what is neither salvaged from it nor in the new log, which
