@@ -216,7 +216,7 @@ class LineDrawer:
         if times and (late := [name for name, time in given_up.items() if time < least]):
             raise _Waits(f"{_shown(late)} has no owner just now")
         if times:
-            return min(*times.values(), *given_up.values())
+            return min([*times.values(), *given_up.values()])
         highest = [place.timestamp for place in places.values()]
         time = max([0, *highest, *(each.used_limit for each in channels.values())])
         if time < least:

@@ -208,6 +208,16 @@ async def test_a_topic_that_is_dropped_stays_until_the_line_says_so(home) -> Non
 
 
 @MEMORY_ONLY
+async def test_a_log_of_one_channel_has_a_line(home) -> None:
+    other = replica_of(home)
+    async with logs_of(home, other) as (old, replica), home.client() as client, replicating(old, replica):
+        await client.create_topic("alone", 1)
+        sent = await client.send("alone", "0")
+        await asyncio.sleep(2 * DRAWN_S)
+        assert line_of(await replication_state(replica)).time >= sent.ts
+
+
+@MEMORY_ONLY
 async def test_the_ledger_of_a_spark_query_keeps_no_line_back(home) -> None:
     """It is halted, as it has ids of the source. No node owns it, and the new log has none: the query begins anew."""
     await filled(home)
