@@ -65,7 +65,7 @@ class TopicClient(CheckedClient):
                         topic, payload, key=payload, deliver_at=moment, deadline_s=deadline_s
                     )
                     ids += sent.ids
-                    return {"ids": ids}
+                    return {"ids": ids, "ts": sent.ts}
 
                 await self.call("later", call, payload=payload, due_ms=int(moment.timestamp() * 1000))
                 if ids and self._rng.random() < CANCELLED:

@@ -24,6 +24,7 @@ from ..cluster.state import ClusterState
 from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
 from ..log.heartbeats import heard
+from ..log.ledger_body import ledger_channel
 from ..log.names import Names
 from ..log.record import RecordType
 from ..log.replication_state import GroupPlaces, ReplicatedChannel, behind
@@ -124,8 +125,10 @@ class LineDrawer:
         begun.kept[name] = behind(place.target) if kept is None else min(kept, behind(place.target))
 
     def _is_cut(self, name: str) -> bool:
-        is_own = name.startswith(f"{self._names.prefix}-") and not is_written_anew(name, self._names)
-        return is_own or name in self._placed
+        """Whether the channel ends at the line. The ledger of a Spark query, which is halted, is in none."""
+        prefix = self._names.prefix
+        is_left_out = name.startswith(ledger_channel(prefix, "")) or is_written_anew(name, self._names)
+        return (name.startswith(f"{prefix}-") and not is_left_out) or name in self._placed
 
     def look(self, places: Mapping[str, ReplicatedChannel]) -> None:
         """See whether the replica has the ends of the line that was begun. To be called now and then."""
@@ -213,7 +216,7 @@ class LineDrawer:
         if times and (late := [name for name, time in given_up.items() if time < least]):
             raise _Waits(f"{_shown(late)} has no owner just now")
         if times:
-            return min(*times.values(), *given_up.values())
+            return min([*times.values(), *given_up.values()])
         highest = [place.timestamp for place in places.values()]
         time = max([0, *highest, *(each.used_limit for each in channels.values())])
         if time < least:

@@ -15,9 +15,12 @@ from tidewal.actors.datanode import current_table
 from tidewal.actors.datanode.current_table import CurrentTable
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.runtime.errors import InvalidRequest, Moved, Promoted, Unavailable, Unsupported
+from tidewal.runtime.log.ledger_body import STAGED, ledger_channel
 from tidewal.runtime.log.migration_state import check_in_use
-from tidewal.runtime.log.record import RecordType, decode
+from tidewal.runtime.log.names import DEFAULT_PREFIX
+from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.replication_state import ReplicationState, replication_state
+from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.migration.migration import cancel_migration
 from tidewal.runtime.replication.forced_promotion import left_out, line_of, promote_at_line
 from tidewal.runtime.replication.promotion import promote, promote_alone
@@ -29,6 +32,7 @@ from tidewal.runtime.testing.memory import MemoryWal
 NEW = "memory://new"
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 DRAWN_S = 1.5  # until a line has been drawn
+LINE_WITHIN_S = 60.0
 
 
 def new_of(home):
@@ -201,6 +205,35 @@ async def test_a_topic_that_is_dropped_stays_until_the_line_says_so(home) -> Non
             await asyncio.sleep(DRAWN_S)
             assert name not in await replica.channels()
             assert name not in line_of(await replication_state(replica)).ends
+
+
+@MEMORY_ONLY
+async def test_a_log_of_one_channel_has_a_line(home) -> None:
+    other = replica_of(home)
+    async with logs_of(home, other) as (old, replica), home.client() as client, replicating(old, replica):
+        await client.create_topic("alone", 1)
+        sent = await client.send("alone", "0")
+        await asyncio.sleep(2 * DRAWN_S)
+        assert line_of(await replication_state(replica)).time >= sent.ts
+
+
+@MEMORY_ONLY
+async def test_the_ledger_of_a_spark_query_keeps_no_line_back(home) -> None:
+    """It is halted, as it has ids of the source. No node owns it, and the new log has none: the query begins anew."""
+    await filled(home)
+    other, ledger = replica_of(home), ledger_channel(DEFAULT_PREFIX, "query")
+    async with logs_of(home, other) as (old, _):
+        for channel in (ledger, ledger + STAGED):
+            await old.create_channel(channel, ChannelPolicy())
+            await old.append(channel, encode(Record(RecordType.LEDGER, ts=1)))
+    async with asyncio.timeout(LINE_WITHIN_S):
+        await replicated(home, other)
+    promoted, state = await forced(home, other)
+    assert all(state.line["ends"].get(channel) is None for channel in (ledger, ledger + STAGED))
+    async with logs_of(home, promoted) as (old, log):
+        assert not {ledger, ledger + STAGED} & {*await log.channels()}
+        assert {channel async for channel, _ in unreplicated_entries(old, state)} >= {ledger, ledger + STAGED}
+    await assert_goes_on(promoted, delayed=home.virtual)
 
 
 @MEMORY_ONLY

@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument(
         "--moves",
         type=lambda given: given.split(","),
-        help="how another log takes the place of this one: migrate,promote",
+        help="how another log takes the place of this one: migrate,promote,force",
     )
     parser.add_argument("--no-spark", dest="spark", action="store_false", help="without the Spark query")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false", help="end at a violation")

@@ -26,6 +26,7 @@ from tests.brokers.woodpecker import KEY, Etcd, Server, Sidecar, VersityGateway,
 from tidewal.adapters.pulsar.topics import PulsarTopic
 from tidewal.runtime.log.wal import Wal
 
+from .forcing import FORCE
 from .inside import FULL, open_log
 
 SLOW_COPY_S = 0.3  # how long the leader that ends waits for its slow copy
@@ -84,7 +85,7 @@ class LogUnderTest:
 class RocksMqUnderTest(LogUnderTest):
     """A directory. Its disk can be full (see `inside.FillingDisk`)."""
 
-    moves = usual_moves = ("migrate", "promote")
+    moves = usual_moves = ("migrate", "promote", FORCE)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

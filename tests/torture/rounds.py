@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections import Counter, defaultdict
@@ -39,11 +40,22 @@ from tidewal.runtime.testing.histories.client_history import ClientCall, load_ca
 
 from .client import DEADLINE_S, ROWS_PER_CLIENT
 from .faults import Fault, clock_step_ms, draw, garbage
+from .forcing import (
+    FORCE,
+    as_of,
+    contents,
+    cut_short,
+    is_of_line,
+    line_time,
+    not_salvaged,
+    read_salvaged,
+    without_undone,
+)
 from .inside import CHANNELS, COPIES, GROWING, LATER, TOPIC, open_log
 from .letters import save_dead_letters
 from .logs import LOGS, LogUnderTest
 from .member import RETRIED, SENT
-from .moving import drop_copies, move
+from .moving import drop_copies, move, salvage
 from .workers import Worker
 
 ROUND_S = 40.0
@@ -84,6 +96,7 @@ class Round:
     first_id: int = 0
     ahead_ms: int = 0  # how far the node's wall clock was set ahead, at most
     histories: list[Path] = field(default_factory=list)
+    line: float = math.inf  # the time up to which the log has what was written: it went on without its source
 
     @property
     def prefix(self) -> str:
@@ -93,10 +106,20 @@ class Round:
         """Its channels `in`, or those of a group."""
         return [f"{self.prefix}-{kind}-{number}" for number in range(CHANNELS)]
 
+    def calls(self) -> list[ClientCall]:
+        """What its clients have called until now."""
+        return load_calls(path for path in self.histories if path.exists())
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether its log went on without its source."""
+        return self.line < math.inf
+
 
 class Run:
-    """An async context manager over a log of kind `name` in `folder`; `say` gets what is worth telling. Between rounds
-    another log may take the place of this one, in the ways in `moves`: in the usual ones of the log for None."""
+    """An async context manager over a log of kind `name` in `folder`; `say` gets what is worth telling. In rounds, or
+    behind them, another log may take the place of this one, in the ways in `moves`: in the usual ones of the log for
+    None."""
 
     def __init__(
         self,
@@ -149,7 +172,7 @@ class Run:
         self._connections.push_async_callback(self._wal.close)
         self._client = await patiently(lambda: self._connections.enter_async_context(Client(self._wal)))
         await patiently(lambda: self._client.describe_collection("things"))
-        if "promote" in self.moves:
+        if {"promote", FORCE} & {*self.moves}:
             replica = self._replica = self.log.next_url(f"replica-{self._moves}")
             self._lasting.append(self._start("replica", "replicator", lambda life: (self.log.url, replica)))
         if self._spark:
@@ -192,8 +215,10 @@ class Run:
         moves = [fault for fault in faults if fault.kind in self.moves]
         try:
             await self._disturb(this, [fault for fault in faults if fault not in moves])
+            for fault in (each for each in moves if each.kind == FORCE):
+                await self._force(this, fault)
             succeeded = await self._settle(this)
-            for fault in moves:
+            for fault in (each for each in moves if each.kind != FORCE):
                 await self._move(this, fault)
             await self._forget(this)
             return succeeded
@@ -322,7 +347,7 @@ class Run:
             worker.resume()
         late = [worker.name for worker in this.clients if not await worker.stop()]
         found = [f"{name} did not end: a call of it hangs (see {name}.log)" for name in late]
-        operations = load_calls(path for path in this.histories if path.exists())
+        operations = this.calls()
         records = await self._sent(this, TOPIC)
         sent, grown = list(map(_content, records)), list(map(_content, await self._sent(this, GROWING)))
         if this.ahead_ms:  # what was to wait for a second then is due by this time, and so is what stands behind it
@@ -334,6 +359,9 @@ class Run:
         late = [worker.name for worker in this.members if not await worker.stop()]
         found += [f"{name} did not end (see {name}.log)" for name in late]
         found += checks.errors(operations) + self._after_deletion(this, operations)
+        if this.is_forced:
+            found += checks.keys(operations)
+            operations = as_of(operations, this.line)
         found += await self._compare_channels(this, operations, sent, grown)
         found += await self._compare_delayed(this, operations)
         if found:  # a node over such a log may answer nothing any more
@@ -349,6 +377,49 @@ class Run:
             raise Violation(found)
         return succeeded
 
+    async def _force(self, this: Round, fault: Fault) -> None:
+        """All processes are killed while they work, and the round goes on in another log, which has what lies below the
+        line of the replica. What the old log had beyond is salvaged."""
+        self._say(f"  {fault}")
+        await self._until(lambda: self._has_line(this), "too little of the round comes below a line")
+        everyone = (*self._lasting, *this.clients, *this.members)
+        await asyncio.gather(*(worker.kill_for_good() for worker in everyone))
+        self._lasting.clear()
+        this.members.clear()
+        await self._connections.aclose()
+        this.line = await patiently(lambda: line_time(self._replica))
+        calls = [call for call in this.calls() if call.outcome == "ok" and "ts" in call.result]
+        above = sum(not is_of_line(call, this.line) for call in calls)
+        self._say(f"           {above} of {len(calls)} operations are above the line")
+        old, new = self.log.url, self.log.next_url(f"log-{self._moves}")
+        await self._let_move(fault, self._replica, new)
+        if found := await self._salvaged(this, old, new):
+            raise Violation(found)
+        await self._go_on(new)
+        self._start_members(this)
+
+    async def _has_line(self, this: Round) -> bool:
+        """Whether enough of what was acknowledged in the round is below a line of the replica."""
+        line = await line_time(self._replica)
+        return sum(is_of_line(call, line) for call in this.calls()) >= MIN_PROGRESS
+
+    async def _salvaged(self, this: Round, old: str, new: str) -> list[str]:
+        """What is wrong with the old log, which is back, and what is neither salvaged from it nor in the new log, which
+        no process uses yet. Of what Spark's query has written nothing is left there."""
+        calls = this.calls()
+        async with await open_log(old, own=True) as source:
+            before = await contents(source, self._channels(this))
+            inputs = {channel: await self._content(source, channel) for channel in this.channels("in")}
+        found = checks.appends(calls, inputs) + checks.watched(calls, inputs)
+        file, log = self.folder / f"{this.prefix}-salvaged.jsonl", self.folder / "move.log"
+        if said := await salvage(self._replica, old, file, log):
+            return [f"{said} (see {log.name})"]
+        async with await open_log(new, own=True) as wal:
+            await drop_copies(wal)
+            after = await contents(wal, self._channels(this))
+        salvaged = read_salvaged(file)
+        return found + cut_short(before, after, salvaged) + not_salvaged(calls, this.line, salvaged)
+
     async def _move(self, this: Round, fault: Fault) -> None:
         """Let another log take the place of this one. All must be in it as it was, and the next rounds go on there."""
         self._say(f"  {fault}")
@@ -361,17 +432,25 @@ class Run:
             raise Violation([f"{name} did not end (see {name}.log)" for name in late])
         self._lasting.clear()
         old, new = self.log.url, self._replica if fault.kind == "promote" else self.log.next_url(f"log-{self._moves}")
-        log = self.folder / "move.log"
-        if said := await move(fault.kind, old, new, self.folder / "tables", random.Random(fault.seed), log):
-            raise Violation([f"{said} (see {log.name})"])
-        self._moves += 1
-        self.log.url, self._copied, self._copied_to = new, [], None
-        await self._start_lasting()
+        await self._let_move(fault, old, new)
+        await self._go_on(new)
         after = await self._all_of(this)
         if lost := [name for name in before if before[name] != after.get(name)]:
             raise Violation([f"{name} is not in the new log what it was in the old one" for name in lost])
         if self._groups:
             await self._until(lambda: self._drained(this), "the positions of the groups are not the channels' ends")
+
+    async def _let_move(self, fault: Fault, old: str, new: str) -> None:
+        """Let the new log take the place of the old one by a command. Raises `Violation` where that fails."""
+        log = self.folder / "move.log"
+        if said := await move(fault.kind, old, new, self.folder / "tables", random.Random(fault.seed), log):
+            raise Violation([f"{said} (see {log.name})"])
+
+    async def _go_on(self, new: str) -> None:
+        """Go on with a log that has taken the place of the one of now."""
+        self._moves += 1
+        self.log.url, self._copied, self._copied_to = new, [], None
+        await self._start_lasting()
 
     async def _all_of(self, this: Round) -> dict[str, list[bytes]]:
         """What the round has left, by channel, partition and collection, without ids: these are other ones in another
@@ -425,7 +504,8 @@ class Run:
     async def _passed_on(self, this: Round, sent: Sequence[checks.Content]) -> bool:
         for group in (SENT, RETRIED):
             for channel, content in zip(this.channels(group), sent, strict=True):
-                if len(await everything(self._wal, channel)) < len(passing(content)):
+                made = {bytes(entry.payload).decode() for entry in await everything(self._wal, channel)}
+                if not made.issuperset(payload for _, payload in passing(content)):
                     return False
         return True
 
@@ -439,18 +519,19 @@ class Run:
         channels = self._channels(this)
         reader = await patiently(self.log.open_reader)
         try:
-            contents = {channel: await self._content(reader, channel) for channel in channels}
+            there = {channel: await self._content(reader, channel) for channel in channels}
         finally:
             await reader.close()
-        inputs = {channel: contents[channel] for channel in this.channels("in")}
+        inputs = {channel: there[channel] for channel in this.channels("in")}
         topics = {TOPIC: list(chain(*sent)), GROWING: list(chain(*grown))}
         found = checks.appends(operations, {**inputs, **topics}) + checks.watched(operations, inputs)
         for group, semantics in self._groups.items():
             of_topic = group in (SENT, RETRIED)
             given = [passing(content) for content in sent] if of_topic else list(inputs.values())
             for content, made in zip(given, this.channels(group), strict=True):
-                exactly_once, ordered = semantics == "exactly_once", group != RETRIED
-                found += checks.copies(made, content, contents[made], exactly_once=exactly_once, ordered=ordered)
+                exactly_once, ordered = semantics == "exactly_once" and not this.is_forced, group != RETRIED
+                copied = without_undone(there[made], content, operations) if this.is_forced else there[made]
+                found += checks.copies(made, content, copied, exactly_once=exactly_once, ordered=ordered)
         return found
 
     async def _content(self, reader: Wal, channel: str) -> checks.Content:

@@ -44,6 +44,8 @@ class Worker:
                     start_new_session=True,
                 )
             self.lives += 1
+            if self._ending:  # it was on its way then, and has heard of nothing
+                self._signal(signal.SIGKILL)
             await self._process.wait()
             self._signal(signal.SIGKILL)  # what it had started itself
             await asyncio.sleep(RESTART_S)

@@ -6,7 +6,7 @@ it found, as sentences. The calls that they know:
     kind      about                              result             checked by
     append    entries: [{channel, payload}]      ids                appends
     send      entries: [{channel, payload}]      ts                 appends (the channel is a topic)
-    later     payload, due_ms: a message         ids                delayed
+    later     payload, due_ms: a message         ids, ts            delayed
     cancel    payload: of such a message         cancelled          delayed
     saw       channel, ids                                          watched
     insert    first, count: rows of these ids    ts                 rows
