@@ -47,16 +47,16 @@ demo: $(STAMP) ## Run the demo; options go into ARGS, as in: make demo ARGS="--h
 # Where a process of pytest dies the run ends: with another in its place it may wait for ever for what the first had.
 PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
-# Three processes on two cores where tests compute, four where half of the time they wait for brokers, leases and disks.
+# Three processes on two cores: for a third of the time tests wait for brokers and disks.
 quick: $(STAMP) ## Run the tests that need neither broker nor Spark and take seconds; options go into ARGS
 	@$(PYTEST) --numprocesses 3 -m "not slow and not broker and not spark and not long and not kills" $(ARGS)
 
 test: setup ## Run each feature's tests, on each log and with Spark; options go into ARGS
-	@$(PYTEST) --numprocesses 4 -m "not long and not kills" $(ARGS)
+	@$(PYTEST) --numprocesses 3 -m "not long and not kills" $(ARGS)
 
 # The long ones beside those of `make test`, not behind them: tests are collected, and brokers and Spark started, once.
 test-all: setup ## Run the rest, too: repetitions, every log for everything, and the kill series
-	@$(PYTEST) --numprocesses 4 -m "not kills" $(ARGS)
+	@$(PYTEST) --numprocesses 3 -m "not kills" $(ARGS)
 	@$(PYTEST) --numprocesses 2 -m kills $(ARGS)
 
 torture: setup ## Clients, groups and Spark under faults for a while: make torture ARGS="--minutes 30 --log kafka"
