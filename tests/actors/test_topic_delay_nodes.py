@@ -476,16 +476,16 @@ async def test_a_partition_that_stands_still_holds_up_no_other(three: Nodes) -> 
         await asyncio.sleep(5)
         three.stall([stuck])
         await asyncio.sleep(80)
-        assert any(int(body) >= 8 for body in _bodies(three, first)), "what is due later"
+        assert any(int(body) >= 8 for body in _in_partition(three, first)), "what is due later"
         three.go_on([stuck])
         await asyncio.sleep(30)
-        bodies = [*_bodies(three, first), *_bodies(three, stuck)]
+        bodies = [*_in_partition(three, first), *_in_partition(three, stuck)]
     assert sorted(map(int, bodies)) == list(range(16))
     for key in range(8):
         assert [int(body) for body in bodies if int(body) % 8 == key] == [key, key + 8]
 
 
-def _bodies(nodes: Nodes, channel: str) -> list[bytes]:
+def _in_partition(nodes: Nodes, channel: str) -> list[bytes]:
     """The messages of a partition, in its order."""
     records = [decode(each.payload) for each in nodes.log.channels[channel].entries]
     return [bytes(each.body) for each in records if each.type is RecordType.MESSAGE]
