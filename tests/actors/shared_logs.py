@@ -41,7 +41,7 @@ class FarSharedWal(SimulatedWal):
     def submit(self, entries: Sequence[Any], done: Any) -> None:
         for entry in entries:
             channel = self.log.channels.get(entry.channel)
-            if channel is not None and channel.end == 1:
+            if channel is not None and channel.end == 1 and not channel.groups:  # these stand before the first one
                 channel.first = self.first
         super().submit(entries, done)
 
