@@ -8,7 +8,6 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import tidewal
 from tests.actors.conftest import PEOPLE, POINTS, in_place, people
 from tests.actors.nodes import Nodes
 from tests.actors.test_forced_promotion import NEW
-from tests.actors.test_forced_promotion_model import _check_channels
+from tests.actors.test_forced_promotion_model import check_channels
 from tests.actors.test_inputs_over_owners import BrokerWal
 from tests.actors.test_node_replication import REPLICA, SOURCE, TIMES
 from tests.actors.test_node_replication_model import FarLockedWal, LockedWal, taken
@@ -177,7 +176,7 @@ async def test_what_nodes_have_acknowledged_up_to_the_line_is_there_and_the_rest
     line = line_of(await replication_state(MemoryWal(replica)))
     await forced(nodes, replica, new, tmp_path)
     print(f"{sum(ts > line.time for ts, _ in cluster.rows)} of {len(cluster.rows)} rows above the line")
-    _check_channels(SimpleNamespace(log=nodes.log), SimpleNamespace(log=new), line.time)
+    check_channels(nodes.log, new, line.time)
     brought = {
         (name, keyed(each)) for name, channel in new.channels.items() for each in channel.entries if of_owner(name)
     }
