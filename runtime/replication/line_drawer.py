@@ -24,7 +24,7 @@ from ..cluster.state import ClusterState
 from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
 from ..log.heartbeats import heard
-from ..log.ledger_body import ledger_channel
+from ..log.ledger_body import STAGED, is_ledger
 from ..log.names import Names
 from ..log.record import RecordType
 from ..log.replication_state import GroupPlaces, ReplicatedChannel, behind
@@ -126,9 +126,8 @@ class LineDrawer:
 
     def _is_cut(self, name: str) -> bool:
         """Whether the channel ends at the line. The ledger of a Spark query, which is halted, is in none."""
-        prefix = self._names.prefix
-        is_left_out = name.startswith(ledger_channel(prefix, "")) or is_written_anew(name, self._names)
-        return (name.startswith(f"{prefix}-") and not is_left_out) or name in self._placed
+        is_left_out = is_ledger(name.removesuffix(STAGED)) or is_written_anew(name, self._names)
+        return (name.startswith(f"{self._names.prefix}-") and not is_left_out) or name in self._placed
 
     def look(self, places: Mapping[str, ReplicatedChannel]) -> None:
         """See whether the replica has the ends of the line that was begun. To be called now and then."""

@@ -221,8 +221,11 @@ async def test_a_log_of_one_channel_has_a_line(home) -> None:
 async def test_the_ledger_of_a_spark_query_keeps_no_line_back(home) -> None:
     """It is halted, as it has ids of the source. No node owns it, and the new log has none: the query begins anew."""
     await filled(home)
-    other, ledger = replica_of(home), ledger_channel(DEFAULT_PREFIX, "query")
+    other, ledger = replica_of(home), ledger_channel(DEFAULT_PREFIX, "0" * 32)
+    program = ledger_channel(DEFAULT_PREFIX, "raw")  # a program's own, which is only named like one
     async with logs_of(home, other) as (old, _):
+        await old.create_channel(program, ChannelPolicy())
+        await old.append(program, b"kept")
         for channel in (ledger, ledger + STAGED):
             await old.create_channel(channel, ChannelPolicy())
             await old.append(channel, encode(Record(RecordType.LEDGER, ts=1)))
@@ -232,6 +235,7 @@ async def test_the_ledger_of_a_spark_query_keeps_no_line_back(home) -> None:
     assert all(state.line["ends"].get(channel) is None for channel in (ledger, ledger + STAGED))
     async with logs_of(home, promoted) as (old, log):
         assert not {ledger, ledger + STAGED} & {*await log.channels()}
+        assert (await log.describe(program)).first_id is not None
         assert {channel async for channel, _ in unreplicated_entries(old, state)} >= {ledger, ledger + STAGED}
     await assert_goes_on(promoted, delayed=home.virtual)
 
