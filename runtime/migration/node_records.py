@@ -6,6 +6,7 @@ another log; without it the releaser reads its channel from the front, where all
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from ..delays.releaser import HEAD
@@ -20,7 +21,7 @@ _WITHOUT_IDS = frozenset(  # ids of delayed messages are no ids of the log
     {RecordType.DELAYED, RecordType.CANCELLED, RecordType.DELAYED_PAGE}
 )
 
-_WITHOUT_IDS_AT_REST = frozenset({RecordType.STATE, RecordType.LEDGER})  # not where channels end at different times
+_WITHOUT_IDS_AT_REST = _WITHOUT_IDS | {RecordType.STATE, RecordType.LEDGER}  # not where channels end at different times
 
 
 def rewrite_of(node: object | None) -> Rewrite:
@@ -32,20 +33,22 @@ def migrated_entry(channel: str, entry: Entry) -> Entry:
     """An entry as a migration brings it to another log: a `Rewrite`. A keyed state names its commits by numbers alone,
     and of Spark's ledgers only a batch that is not done needs the ids in them (`LogStates.read` refuses that), so both
     go along as they are. Raises as `node_entry`."""
-    if holds_no_ids(entry.payload) or record_type(entry.payload) in _WITHOUT_IDS_AT_REST:
-        return entry
-    return node_entry(channel, entry)
+    return _rewritten(channel, entry, _WITHOUT_IDS_AT_REST)
 
 
 def node_entry(channel: str, entry: Entry) -> Entry:
     """An entry of a channel that nodes own, as another log is to have it: a `Rewrite`. Raises `Unsupported` for what
     holds ids and cannot be migrated."""
+    return _rewritten(channel, entry, _WITHOUT_IDS)
+
+
+def _rewritten(channel: str, entry: Entry, without_ids: Set[RecordType]) -> Entry:
     if holds_no_ids(entry.payload):
         return entry
     kind = record_type(entry.payload)
     if kind is RecordType.PRODUCERS:
         return entry._replace(payload=_without_heads(entry.payload))
-    return entry if kind in _WITHOUT_IDS else movable_entry(channel, entry)
+    return entry if kind in without_ids else movable_entry(channel, entry)
 
 
 def _without_heads(payload: bytes | memoryview) -> bytes | memoryview:
