@@ -20,12 +20,13 @@ from ..runtime.catalog.catalog import Collection
 from ..runtime.clock import HybridClock
 from ..runtime.errors import ChannelNotFound, CollectionNotFound, InvalidRequest, Unavailable
 from ..runtime.log.blocking_reader import BlockingReader
+from ..runtime.log.ledger_body import ledger_channel
 from .log import open_log
 from .plan.catalog_view import CatalogView
 from .sink.chunks import chunks
 from .sink.collection import ChunkSender, Task, division
 from .sink.foreign import ForeignPlan, check_there, in_commits, plan_foreign
-from .sink.ledger import DIGEST_MASK, POLICY, Ledger, MicroBatch, StagedRows, application, ledger_name
+from .sink.ledger import DIGEST_MASK, POLICY, Ledger, MicroBatch, StagedRows, application
 from .sink.messages import MessageMaker, MessagePlan, plan_messages
 from .sink.options import SinkOptions
 from .sink.rows import RowPlan, log_rows, plan_rows, schema_for
@@ -72,7 +73,7 @@ class CollectionSink:
         """Write the rows of one task, each once; of a batch that is done compute their digest only. Raises what
         `ChunkSender.send` and `MicroBatch.check_repeats` raise."""
         log, deadline_s = _retrying_log(self.options)
-        ledger = Ledger(log.wal, ledger_name(task.writer, self.options.prefix))
+        ledger = Ledger(log.wal, ledger_channel(self.options.prefix, task.writer))
         done = log.retry(ledger.state, f"batch {task.batch}", deadline_s).done
         repeats = task.batch <= done.number
         if repeats and self.options.allow_old:
@@ -119,7 +120,7 @@ class TopicSink:
         return TaskCommit(task, attempt=log.run(stager.finish()), targets=tuple(stager.targets))
 
     async def _stager(self, log: WorkerLog, task: Task) -> Stager:
-        staged = staged_name(ledger_name(task.writer, self.options.prefix))
+        staged = staged_name(ledger_channel(self.options.prefix, task.writer))
         await log.create(staged, POLICY)
         limit = (await log.wal.describe(staged)).max_message_bytes
         return Stager(log.wal, staged, task.partition, limit, self.options.deadline_s)
@@ -173,7 +174,7 @@ def _finish_batch(options: SinkOptions, batch: int, messages: Iterable[WriterCom
         return
     log, deadline_s = _retrying_log(options)
     task = written[0].task
-    channel = ledger_name(task.writer, options.prefix)
+    channel = ledger_channel(options.prefix, task.writer)
     ledger = Ledger(log.wal, channel)
     log.retry(ledger.create, f"batch {batch}", deadline_s)
     if options.collection:
@@ -290,7 +291,7 @@ class TidewalBatchWriter(DataSourceArrowWriter):
 
     @property
     def _ledger(self) -> str:
-        return ledger_name(self._writer, self._sink.options.prefix)
+        return ledger_channel(self._sink.options.prefix, self._writer)
 
     def _check_version(self) -> None:
         """Raise before anything is computed what the commit would raise."""

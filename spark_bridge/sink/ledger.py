@@ -19,8 +19,7 @@ import msgpack
 import xxhash
 
 from ...runtime.errors import BadRecord, ChannelNotFound, CorruptLog, InvalidRequest
-from ...runtime.log.ledger_body import LEDGER_VERSION, ledger_body, ledger_channel
-from ...runtime.log.names import DEFAULT_PREFIX
+from ...runtime.log.ledger_body import LEDGER_VERSION, ledger_body
 from ...runtime.log.record import DECODE_ERRORS, NOT_A_RECORD, Record, RecordType, decode, encode
 from ...runtime.log.wal import ChannelPolicy, Entry, From, FromId, Start, Wal
 
@@ -89,11 +88,6 @@ class LedgerState(NamedTuple):
 
     done: MicroBatch
     decision: Decision | None
-
-
-def ledger_name(writer: str, prefix: str = DEFAULT_PREFIX) -> str:
-    """The ledger's channel. `writer` is a query's or a job's id."""
-    return ledger_channel(prefix, writer)
 
 
 def application(app: str, target: str) -> str:

@@ -24,6 +24,8 @@ from tidewal.runtime.errors import (
     OutcomeUnknown,
     Unavailable,
 )
+from tidewal.runtime.log.ledger_body import ledger_channel
+from tidewal.runtime.log.names import DEFAULT_PREFIX
 from tidewal.runtime.log.record import Record, RecordType, decode, encode
 from tidewal.runtime.log.wal import ChannelPolicy, From, Wal
 from tidewal.runtime.testing.clock import VirtualLoop, elapse, run_virtual
@@ -37,14 +39,13 @@ from tidewal.spark_bridge.sink.ledger import (
     LedgerState,
     MicroBatch,
     StagedRows,
-    ledger_name,
     upto,
 )
 from tidewal.spark_bridge.sink.messages import OutgoingMessage
 from tidewal.spark_bridge.sink.topic import Publisher, Stager, producer_of, staged_name
 
 WRITER = "q"
-LEDGER = ledger_name(WRITER)
+LEDGER = ledger_channel(DEFAULT_PREFIX, WRITER)
 STAGED_CHANNEL = staged_name(LEDGER)
 TOPICS = ("a", "b", "c")
 DEADLINE_S = 60.0
