@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -34,6 +34,8 @@ from .scan.scanner import ReadTask, scan
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+LOOK_S: Final = 10.0  # between two looks whether a log to which nothing comes was migrated
 
 
 def _check_columns(options: ReadOptions, schema: StructType) -> None:
@@ -100,7 +102,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: StoredOffset | None = None
         self._targeted = False
         self._seen: StoredOffset | None = None
-        self._last_batch_s = float("-inf")
+        self._last_batch_s = self._looked_s = float("-inf")
 
     @property
     def _plan(self) -> ReadPlan:
@@ -130,19 +132,27 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targeted = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The next offset behind `start` within the limits; `start` itself when there is none yet."""
+        """The next offset behind `start` within the limits; `start` itself when there is none yet. Raises `Moved` when
+        there will be none, for the log was migrated."""
         newest = self._seen = self._target if self._targeted else self._plan.newest()
         if newest is None:
-            return start
+            return self._unchanged(start)
         # Spark, which knows the limit, passes none only for a trigger that runs once: it wants everything.
         limits = MicroBatchLimits() if isinstance(limit, ReadAllAvailable) else self._options.limits
         if self._waits_for_more(start, newest, limits):
             return start
         end = self._plan.next(start, newest, limits)
         if end is None:
-            return start
+            return self._unchanged(start)
         self._last_batch_s = time.monotonic()
         return first_offset(start, end) if start == self._initial else dict(end)
+
+    def _unchanged(self, start: dict[str, Any]) -> dict[str, Any]:
+        """`start`, behind which there is nothing. Now and then whether there can be is looked at."""
+        if time.monotonic() - self._looked_s >= LOOK_S:
+            self._plan.check_goes_on()
+            self._looked_s = time.monotonic()
+        return start
 
     def _waits_for_more(self, start: StoredOffset, newest: StoredOffset, limits: MicroBatchLimits) -> bool:
         """Whether there are fewer rows than are worth a batch, and the last batch is not long ago."""

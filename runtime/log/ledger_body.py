@@ -35,6 +35,7 @@ def ledger_body(record: Record) -> dict[str, Any]:
     try:
         body = cast("dict[str, Any]", msgpack.unpackb(record.body))
         check_version("a record of the ledger", body["v"], LEDGER_VERSION)
+        int(body["done"] if "done" in body else body["batch"])
     except (*DECODE_ERRORS, LookupError) as error:
         raise BadRecord(f"a malformed record of a ledger: {error!r}", reason="body") from error
     return body

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -124,6 +124,22 @@ def _follows(before: MigrationState, after: MigrationState) -> bool:
     return after.phase in _FOLLOWING.get(before.phase, ())
 
 
+def _next(before: MigrationState, after: MigrationState) -> MigrationState:
+    """What a log says with the record `after`, which counts behind `before`."""
+    is_claim = before.run != after.run and before.phase is not MigrationPhase.OPEN
+    return replace(after, proof=before.proof) if is_claim else after
+
+
+def state_in(entries: Iterable[Entry]) -> MigrationState:
+    """What a log says whose `MIGRATION_CHANNEL` has these entries. Raises `FormatTooNew` and `CorruptLog`."""
+    reader, state = _StateReader(), MigrationState()
+    for entry in entries:
+        after = reader.take(entry)
+        if after is not None and _follows(state, after):
+            state = _next(state, after)
+    return state
+
+
 class MigrationStates:
     """The state of one log as it was last read, and changes of it. One task at a time uses it.
 
@@ -183,9 +199,8 @@ class MigrationStates:
     def _take(self, entry: Entry) -> None:
         after = self._reader.take(entry)
         if after is not None and _follows(self.state, after):
-            is_claim = self.state.run != after.run and self.state.phase is not MigrationPhase.OPEN
             self._record = after
-            self.state = replace(after, proof=self.state.proof) if is_claim else after
+            self.state = _next(self.state, after)
         self._last = entry.id, bytes(entry.payload)
 
     async def change(self, record: MigrationState) -> None:
@@ -239,7 +254,11 @@ async def check_not_migrating(wal: Wal, shown: str) -> None:
 
 async def check_not_migrated(wal: Wal, shown: str) -> None:
     """Raise `Moved` where the log, shown as `shown`, was migrated."""
-    state = await migration_state(wal)
+    check_not_left(await migration_state(wal), shown)
+
+
+def check_not_left(state: MigrationState, shown: str) -> None:
+    """Raise `Moved` where the log, shown as `shown`, was migrated as `state` says."""
     if state.phase is MigrationPhase.MIGRATED:
         _check_open(state, shown)
 

@@ -16,7 +16,7 @@ from ..ownership.producer_state import PRODUCER_PREFIX, ProducerState, producer_
 from .channel_copy import Check, stored_entries
 from .compared_channel import ChannelProof
 from .moved_state import MovedState, StateKind
-from .node_log import NodeLog, Places, begins_with, checked_state, id_in_new
+from .node_log import STATE_CHANNELS, NodeLog, Places, begins_with, checked_state, id_in_new
 from .node_tables import NodeTables
 
 _PRODUCER: StateKind[ProducerState] = StateKind(ProducerState, RecordType.PRODUCER, True, producer_with_ids)
@@ -45,15 +45,17 @@ class LogStates:
         return cls(await NodeLog.read_states(old), await _producers(old))
 
     @classmethod
-    async def read(cls, old: Wal, tables: NodeTables | None, *, in_use: bool = False) -> LogStates:
+    async def read(
+        cls, old: Wal, tables: NodeTables | None, *, in_use: bool = False, beside: bool = False
+    ) -> LogStates:
         """Read all that is needed to leave `old`, whose nodes have filled `tables`. Raises what `NodeLog.read` does,
         and, unless the log is `in_use`, `Unavailable` for a named producer that may be open, where several processes
-        can write to the log, and for a batch of Spark that is not done."""
+        can write to the log, of a directory with `beside`, and for a batch of Spark that is not done."""
         found = cls(await NodeLog.read(old, tables, in_use=in_use), await _producers(old))
         if not in_use:
-            if not old.capabilities.one_node:
+            if beside or not old.capabilities.one_node:
                 found._check_released()
-            await _check_ledgers(old)
+            await check_ledgers(old)
         return found
 
     def _check_released(self) -> None:
@@ -73,6 +75,12 @@ class LogStates:
             return False
         return info.name not in self._written and info.name not in self._left
 
+    async def is_written_since(self, old: Wal, info: ChannelInfo) -> bool:
+        """Whether a channel that is copied, of which `old` said `info` before, has become a state since these were
+        read: it was empty then, or not there."""
+        type = _type_of_state(info.name)
+        return type is not None and await begins_with(old, info.name, type)
+
     def is_left(self, channel: str) -> bool:
         """Whether the entries of a channel stay behind."""
         return channel in self._left
@@ -90,22 +98,30 @@ class LogStates:
         return written
 
 
+def _type_of_state(channel: str) -> RecordType | None:
+    """The type of the records of the state that a channel is named like; None for none."""
+    if channel == PRODUCER_CHANNELS or channel.startswith(PRODUCER_PREFIX):
+        return RecordType.PRODUCER
+    return next((type for ending, type in STATE_CHANNELS.items() if channel.endswith(ending)), None)
+
+
 async def _producers(old: Wal) -> Mapping[str, MovedState[Any]]:
     found: dict[str, MovedState[Any]] = {}
     for channel in await old.channels():
-        kind = _CHANNELS if channel == PRODUCER_CHANNELS else _PRODUCER
-        if not (kind is _CHANNELS or channel.startswith(PRODUCER_PREFIX)):
+        if _type_of_state(channel) is not RecordType.PRODUCER:
             continue
+        kind = _CHANNELS if channel == PRODUCER_CHANNELS else _PRODUCER
         # a producer's delay channel, and those of a program, may be named like this
         if await begins_with(old, channel, RecordType.PRODUCER):
             found[channel] = checked_state(await MovedState[Any].read(old, channel, kind))
     return found
 
 
-async def _check_ledgers(old: Wal) -> None:
-    for channel in filter(is_ledger, await old.channels()):
+async def check_ledgers(wal: Wal) -> None:
+    """Raise `Unavailable` where a log has a batch of Spark that is decided and not done."""
+    for channel in filter(is_ledger, await wal.channels()):
         bodies: list[dict[str, Any]] = []
-        async for entry in stored_entries(old, await old.describe(channel)):
+        async for entry in stored_entries(wal, await wal.describe(channel)):
             try:
                 if record_type(entry.payload) is RecordType.LEDGER:
                     bodies.append(ledger_body(decode(entry.payload)))

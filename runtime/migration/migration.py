@@ -29,7 +29,7 @@ from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, h
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
 from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions
-from .log_states import LogStates
+from .log_states import LogStates, check_ledgers
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import channels_of, drop_vanished, mirrored_channel
 from .node_log import NO_NODE, NodeProof, check_tables, nothing_copied, settle_node
@@ -95,12 +95,14 @@ async def migrate(
     on_progress: OnProgress = lambda _: None,
     settle_s: float = SETTLE_S,
     compared: Compared | None = None,
+    beside: bool = False,
 ) -> MigrationProof:
     """Migrate `old` to `new`, or go on with that where an earlier call ended; both were opened past their migrations'
-    states, and no other program has either open. `tables` are those that nodes have filled from `old`: they go on with
+    states, and no other program uses either. `tables` are those that nodes have filled from `old`: they go on with
     `new`. `on_progress` is called with a line about each channel before it is copied and when it was found equal. Where
     another run of the migration may be at work, this one takes its place, and on brokers first waits `settle_s`
-    seconds. `compared` is what `prepare` has found equal in this process just before. Returns what is in both.
+    seconds. `compared` is what `prepare` has found equal in this process just before. `beside`: other processes have
+    `old` open, as a directory through the one that owns it. Returns what is in both.
 
     Raises `Unsupported` for what cannot be migrated, what `LogStates.read` raises, `ReplicaReadOnly` and `Moved` where
     replication has the say over one of the logs, a replica or a source that was replaced, `InvalidRequest` where the
@@ -125,7 +127,7 @@ async def migrate(
         if run.state.phase is MigrationPhase.MIGRATED and await is_marked(new, run.state):
             proof = MigrationProof.from_wire(run.state.proof)
         else:
-            proof = await _proven(run, old_url, on_progress, tables)
+            proof = await _proven(run, old_url, on_progress, tables, beside=beside)
             for group, positions in proof.groups.items():
                 await store_positions(new, group, positions, run.check)
             await _check_whole(run, proof)
@@ -142,7 +144,7 @@ async def migrate(
 
 
 async def _proven(
-    run: MigrationRun, old_url: str, on_progress: OnProgress, tables: NodeTables | None
+    run: MigrationRun, old_url: str, on_progress: OnProgress, tables: NodeTables | None, *, beside: bool
 ) -> MigrationProof:
     """Copy and compare until the old log says `migrated`, and nothing came to it since it was compared."""
     state = run.state
@@ -150,7 +152,7 @@ async def _proven(
     for _ in range(ROUNDS_MAX):
         if proof is not None and await _is_unchanged(run.old, proof):
             return proof
-        proof = await _mirrored(run, on_progress, await LogStates.read(run.old, tables))
+        proof = await _mirrored(run, on_progress, await LogStates.read(run.old, tables, beside=beside))
         await run.change(MigrationPhase.MIGRATED, proof.to_wire())
     raise _written_to(old_url)
 
@@ -218,6 +220,8 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, states: LogState
             if states.is_left(name):
                 channels[name] = nothing_copied(info.latest_id or b"")
             continue
+        if await states.is_written_since(old, info):
+            raise Unavailable(f"{name} came since: a program or a node has begun to use the log. Stop it, and go on")
         on_progress(f"copying {name}")
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]
         places[name] = await mirrored_channel(run, info, positions, states.ids(name))
@@ -226,6 +230,7 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, states: LogState
     moved_node = NO_NODE if states.node is None else states.node.proof(places, new.name)
     # last: what the states point to is there now
     channels |= await states.write(new, f"migration {run.state.id}", places, run.check)
+    await check_ledgers(new)  # a batch may have been decided since the old log was looked at
     await _check_no_others(run)
     return MigrationProof(channels, await _moved_groups(run, groups, channels.keys(), places), moved_node)
 

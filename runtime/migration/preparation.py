@@ -95,7 +95,7 @@ async def _round(run: MigrationRun, on_progress: OnProgress) -> float:
 
 async def _copied(run: MigrationRun, info: ChannelInfo, states: LogStates, on_progress: OnProgress) -> None:
     """Copy and compare what the channel has that is not copied yet."""
-    if not states.is_copied(info):
+    if not states.is_copied(info) or await states.is_written_since(run.old, info):
         return
     if info.name not in run.compared:
         on_progress(f"copying {info.name}")

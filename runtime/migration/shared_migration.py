@@ -62,7 +62,7 @@ async def migrate_in_use(
             await _check_same(old, state)
             await begin_switch(old, new)
         if phase.in_use or phase is MigrationPhase.MIGRATING:
-            look, check = partial(LogStates.read, old, tables), lambda: _check_same(old, state)
+            look, check = partial(LogStates.read, old, tables, beside=True), lambda: _check_same(old, state)
             await until_left(old, leases, look, check, on_progress, leave_s)
         await _check_same(old, state)
         return await migrate(
@@ -74,6 +74,7 @@ async def migrate_in_use(
             on_progress=on_progress,
             settle_s=settle_s,
             compared=compared,
+            beside=True,
         )
     except Fenced:  # another run has the migration, or has ended it: what becomes of the old log is up to that
         raise

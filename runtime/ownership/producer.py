@@ -44,6 +44,7 @@ from ..errors import (
 )
 from ..log.checks import check_framed
 from ..log.heartbeats import PRODUCER_HEARTBEATS
+from ..log.migration_state import check_in_use
 from ..log.record import Record, RecordType
 from ..log.wal import ChannelPolicy, Payload, Wal
 from ..replicated.records import Event
@@ -98,7 +99,8 @@ async def open_producer(
 
     Raises `InvalidRequest` for a channel that belongs to another name (`channel`, `owner`), or that a `ChannelOwner`
     has written to, before it disturbs an incarnation that is open; `Fenced` where yet another process opens the name
-    meanwhile, and what the log raises."""
+    meanwhile; `Moved` where the log was migrated since it was opened, `Unavailable` while it is; and what the log
+    raises."""
     producer = Producer(wal, name, channels, policy or ChannelPolicy(), lease_s, clock or HybridClock(), delays)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(producer.aclose)
@@ -179,6 +181,7 @@ class Producer:
 
     async def open(self) -> Self:
         """Own the channels. `open_producer` calls it."""
+        await self._check_in_use()
         await self._check_name()
         incarnation = f"{self.name}-{uuid4().hex[:8]}"
         await self._wal.create_channel(PRODUCER_HEARTBEATS, _HEARTBEAT_POLICY)
@@ -198,6 +201,7 @@ class Producer:
         self._owned = taken.channels
         self.channels = tuple(each for each in taken.channels if each != self._delays.channel)
         await self._acquire(self._state.fold.state.limit, taken.anew, taken.terms_before)
+        await self._check_in_use()  # behind the grant: either a migration sees that, or this sees the migration
         self._window.last = max(self._owner.highest_sequence(self.name), self._state.fold.state.sequence)
         self._renewing = asyncio.create_task(self._renew_periodically(), name=f"producer {self.name}")
         self._heartbeat.every(TICK_S, self._owner.tick_all, f"ticks of {self.name}")
@@ -437,6 +441,10 @@ class Producer:
         self._owner.note_appended(self.name, self._state.fold.state.sequence)
         for channel, term in terms.items():
             self._owner.activate(channel, term)
+
+    async def _check_in_use(self) -> None:
+        """Raise as `check_in_use`: the log may have been migrated since it was opened."""
+        await check_in_use(self._wal, f"{self._wal.name}://")
 
     async def _check_name(self) -> None:
         """Raise `InvalidRequest` where no channel is asked for, and the name is new."""

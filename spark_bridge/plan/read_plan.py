@@ -9,11 +9,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...runtime.errors import ChannelNotFound
+from ...runtime.errors import ChannelNotFound, PositionLost
 from ...runtime.log.blocking_reader import BlockingReader
-from ...runtime.log.migration_state import MARK
+from ...runtime.log.migration_state import MARK, MIGRATION_CHANNEL, check_not_left, state_in
+from ...runtime.log.redaction import shown_url
 from ..options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
 from ..scan.channel_range import BEGINNING, ChannelPlace, ChannelRange
 from .limits import Size, counted_entries, last_within
@@ -80,6 +82,16 @@ class ReadPlan(ABC):
         for."""
         begin, end = self._bounds()
         return self._tasks(begin, end, predicate)
+
+    def check_goes_on(self) -> None:
+        """Raise `Moved` where the log was migrated: nothing comes to it any more."""
+        if MIGRATION_CHANNEL not in self._log.channels():
+            return
+        try:
+            states = list(chain.from_iterable(self._log.read(MIGRATION_CHANNEL, None, None)))
+        except (ChannelNotFound, PositionLost):  # that was taken back meanwhile
+            return
+        check_not_left(state_in(states), shown_url(self._options.wal))
 
     def close(self) -> None:
         """Close the connection."""

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...runtime.errors import ChannelNotFound
+from ...runtime.log.migration_state import is_migration_channel
 from ...runtime.log.redaction import shown_url
 from ..log import first_entries
 from ..scan.channel_range import ChannelPlace, ChannelRange, entries_of
@@ -51,8 +52,10 @@ class TopicPlan(ReadPlan):
         return [name for name in self._of_users() if pattern.fullmatch(name)]
 
     def _of_users(self) -> list[str]:
-        """All channels except those that a node has for itself and for the rows of collections."""
-        return [name for name in self._log.channels() if not name.startswith(f"{self._options.prefix}-")]
+        """All channels except those that a node has for itself and for the rows of collections, and those that a
+        migration has made, which come and go."""
+        nodes = f"{self._options.prefix}-"
+        return [each for each in self._log.channels() if not (each.startswith(nodes) or is_migration_channel(each))]
 
     def _not_there(self, name: str) -> ChannelNotFound:
         there = ", ".join(self._of_users()) or "none"

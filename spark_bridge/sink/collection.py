@@ -139,8 +139,9 @@ class ChunkSender:
             f"of partition {self._task.partition} had {rows} rows, now it has {chunk.rows.num_rows}, or other values. "
             "Going on would lose rows or double them. A batch that runs again must give the same rows in the same "
             "partitions: look for functions like rand() or uuid(), for a source that was divided differently "
-            "(minPartitions, history: put a repartition by the key behind it), and for partitions of more than 64 MiB "
-            "in one batch whose order changes. Undo that, or begin with a new checkpoint or txnVersion"
+            "(minPartitions, history: put a repartition by the key behind it), for partitions of more than 64 MiB in "
+            "one batch whose order changes, and for a log that was migrated from or to brokers since. Undo that, or "
+            "begin with a new checkpoint or txnVersion"
         )
 
     def _explained(self, error: InvalidRows, chunk: WriteChunk) -> InvalidRows:

@@ -4,7 +4,7 @@ Spark's queries have noted."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -15,15 +15,17 @@ from tests.dying_wal import DyingWal, Killed
 from tests.named_producers import CHANNELS, clock_of, kill
 from tidewal.runtime.dataflow.keyed_processing import process_keyed
 from tidewal.runtime.dataflow.keyed_state import KeyedState
-from tidewal.runtime.errors import InvalidRequest, PreconditionFailed, Unavailable, Unsupported
+from tidewal.runtime.errors import InvalidRequest, Moved, PreconditionFailed, Unavailable, Unsupported
 from tidewal.runtime.log.ledger_body import STAGED, is_ledger, ledger_channel
+from tidewal.runtime.log.migration_state import MigrationPhase, migration_state
 from tidewal.runtime.log.record import Record, RecordType, encode
-from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Delivered, Wal
+from tidewal.runtime.log.wal import Append, ChannelInfo, ChannelPolicy, Delivered, GroupInfo, Wal
 from tidewal.runtime.migration.beginning import fitting
 from tidewal.runtime.migration.channel_copy import stored_entries
 from tidewal.runtime.migration.log_states import LogStates
 from tidewal.runtime.migration.migration import cancel_migration, migrate
-from tidewal.runtime.migration.preparation import prepare
+from tidewal.runtime.migration.preparation import begin_switch, prepare
+from tidewal.runtime.migration.shared_migration import migrate_in_use
 from tidewal.runtime.ownership.producer import Producer, open_producer
 from tidewal.runtime.ownership.producer_channels import producer_channels
 from tidewal.runtime.streams.open_stream import open_stream
@@ -188,6 +190,131 @@ def test_one_that_may_be_open_is_waited_for_where_it_can_write_beside_the_migrat
     run_virtual(main(), clock)
 
 
+def test_none_is_opened_in_a_log_that_is_migrated_since_it_was_opened() -> None:
+    """Its program has the log open from before, as brokers let it."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        old, program, new = SharedWal(log), SharedWal(log), MemoryWal(MemoryLog())
+        async with open_producer(program, "shop", CHANNELS, clock=clock_of(clock)) as producer:
+            await batch(producer, 1)
+        await prepare(old, new, OLD, NEW)
+        await begin_switch(old, new)
+        before = await payloads(old, "orders-0"), await payloads(old, "producer-shop")
+        for name in ("shop", "other"):
+            with pytest.raises(Unavailable, match="the migration of this log has not ended"):
+                async with open_producer(program, name, [f"of-{name}"], clock=clock_of(clock)):
+                    pass
+        await migrate(old, new, OLD, NEW)
+        with pytest.raises(Moved) as moved:
+            async with open_producer(program, "shop", [], clock=clock_of(clock)):
+                pass
+        assert moved.value.fields["url"] == NEW
+        assert before == (await payloads(old, "orders-0"), await payloads(old, "producer-shop"))
+
+    run_virtual(main(), clock)
+
+
+class LateLooks(SharedWal):
+    """A program's view of a log, which is migrated between the look with which a producer is begun and its grant."""
+
+    switch: Callable[[], Awaitable[object]] | None = None
+
+    async def create_channel(self, channel: str, policy: ChannelPolicy) -> None:
+        if self.switch is not None and channel == "producer-shop":
+            switch, self.switch = self.switch, None
+            await switch()
+        await super().create_channel(channel, policy)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_one_that_is_opened_beside_the_switch_acknowledges_nothing(ended: bool) -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        old, program, new = SharedWal(log), LateLooks(log), MemoryWal(MemoryLog())
+        async with open_producer(old, "shop", CHANNELS, clock=clock_of(clock)) as producer:
+            await batch(producer, 1)
+        await prepare(old, new, OLD, NEW)
+
+        async def switch() -> None:
+            await begin_switch(old, new)
+            if ended:
+                await migrate(old, new, OLD, NEW)
+
+        program.switch = switch
+        with pytest.raises(Moved if ended else Unavailable):
+            async with open_producer(program, "shop", [], clock=clock_of(clock)) as producer:
+                await batch(producer, 2)
+        await migrate(old, new, OLD, NEW)
+        async with open_producer(new, "shop", [], clock=clock_of(clock)) as producer:
+            await batch(producer, 2)
+        assert sorted(await bodies(new, 4)) == [b"1", b"1", b"2", b"2"]
+
+    run_virtual(main(), clock)
+
+
+def test_one_that_is_open_is_seen_beside_the_command_in_a_directory() -> None:
+    """The command reads and writes through the process that has the directory, which may be a program."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        old, new = logs()
+        async with open_producer(old, "shop", CHANNELS, clock=clock_of(clock)) as producer:
+            await batch(producer, 1)
+            with pytest.raises(Unavailable, match="producer shop has not ended"):
+                await migrate_in_use(old, new, OLD, NEW, leave_s=2)
+            await batch(producer, 2)  # the old log is in use again
+        await migrate_in_use(old, new, OLD, NEW)
+        async with open_producer(new, "shop", [], clock=clock_of(clock)) as producer:
+            assert producer.last_sequence == 2
+
+    run_virtual(main(), clock)
+
+
+class OpenedBetween(SharedWal):
+    """A log in which a program opens a name for the first time, between two requests of a preparation."""
+
+    opens: Callable[[], Awaitable[object]] | None = None
+    at = 0  # the request of this number finds it opened
+    asked = 0
+
+    async def channels(self) -> list[str]:
+        if self.opens is not None:
+            self.asked += 1
+            if self.asked == self.at:
+                opens, self.opens = self.opens, None
+                await opens()
+        return await super().channels()
+
+
+def test_a_name_that_is_opened_first_beside_a_preparation_does_not_end_it() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        for at in range(1, 40):
+            log, new = MemoryLog(), MemoryWal(MemoryLog())
+            old = OpenedBetween(log)
+            await old.create_channel("plain", ChannelPolicy())
+
+            async def opens(log: MemoryLog = log) -> None:
+                async with open_producer(SharedWal(log), "shop", CHANNELS, clock=clock_of(clock)) as producer:
+                    await batch(producer, 1)
+
+            old.opens, old.at = opens, at
+            await prepare(old, new, OLD, NEW)
+            if old.opens is not None:
+                assert at > 5
+                return
+            await migrate(old, new, OLD, NEW)
+            assert sorted(await bodies(new, 2)) == [b"1", b"1"]
+        raise AssertionError("a preparation asks less often")
+
+    run_virtual(main(), clock)
+
+
 def test_a_killed_one_waits_for_its_lease_in_the_new_log() -> None:
     clock = VirtualClock()
 
@@ -309,6 +436,52 @@ async def test_a_ledger_goes_along_when_its_batches_are_done() -> None:
     await migrate(old, new, OLD, NEW)
     assert await payloads(new, channel) == await payloads(old, channel)
     assert len(await payloads(new, f"{channel}-staged")) == 1
+
+
+class DecidedMeanwhile(MemoryWal):
+    """A log in which a batch of Spark is decided behind the look at the ledgers."""
+
+    decide: Callable[[], Awaitable[object]] | None = None
+
+    async def groups(self) -> list[GroupInfo]:
+        if self.decide is not None and (await migration_state(self)).phase is MigrationPhase.MIGRATING:
+            decide, self.decide = self.decide, None
+            await decide()
+        return await super().groups()
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_batch_that_is_decided_while_the_log_is_copied_does_not_go_along(known: bool) -> None:
+    """Its driver was not stopped, and then dies: in the new log the ids of the decision would name other entries."""
+    old, new = DecidedMeanwhile(MemoryLog()), MemoryWal(MemoryLog())
+    channel = ledger_channel("by-dev", str(UUID(int=7)))
+    await old.create_channel("plain", ChannelPolicy())
+    if known:
+        await old.create_channel(channel, ChannelPolicy())
+
+    async def decide() -> None:
+        await old.create_channel(channel, ChannelPolicy())
+        await old.append(channel, ledger_record(batch=0, run="r", attempts=[], ends={}))
+
+    old.decide = decide
+    with pytest.raises(Unavailable, match="batch 0 of a Spark query is decided and not done"):
+        await migrate(old, new, OLD, NEW)
+    assert (await migration_state(old)).phase is MigrationPhase.MIGRATING
+    await cancel_migration(old, new, NEW)
+    await old.append(channel, ledger_record(done=0, run="r", digest=7))
+    await migrate(old, new, OLD, NEW)
+    assert await payloads(new, channel) == await payloads(old, channel)
+
+
+async def test_a_record_that_is_none_of_a_ledger_is_passed_over() -> None:
+    """As bytes of a stranger are: Spark's writer refuses it, there as here."""
+    old, new = logs()
+    channel = ledger_channel("by-dev", str(UUID(int=7)))
+    await old.create_channel(channel, ChannelPolicy())
+    for body in ({}, {"batch": "none"}, {"done": None}):
+        await old.append(channel, ledger_record(**body))
+    await migrate(old, new, OLD, NEW)
+    assert await payloads(new, channel) == await payloads(old, channel)
 
 
 @pytest.mark.parametrize("writer", [str(UUID(int=7)), UUID(int=7).hex])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,6 +16,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 
+from tidewal.runtime.errors import Moved
+from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState
 from tidewal.spark_bridge import readers
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan import open_plan
@@ -101,3 +105,29 @@ def test_all_limits_are_kept_though_spark_is_told_of_one(rng: random.Random, rea
             ends.append(at["t"])
         assert ends[-1] == newest
         assert reader.partitions(at, at) == []
+
+
+def test_a_query_whose_log_was_migrated_ends_with_moved_once_it_has_read_that(
+    rng: random.Random, reader_of: Any
+) -> None:
+    """Nothing comes to the old log any more, which can still be read: the query would wait for ever."""
+    log = ListLog()
+    story = Story(log.append)
+    flights = story.create()
+    reader, clock = reader_of(log, MicroBatchLimits())
+    start = reader.initialOffset()
+    state = MigrationState(MigrationPhase.PREPARING, uuid4().hex, "kafka://broker/new", run="1")
+    log.append(MIGRATION_CHANNEL, state.entries()[0], 0)
+    assert reader.latestOffset(start, ReadAllAvailable()) is start
+    story.write(flights, 0, [random_row(rng)])
+    story.cut(flights)
+    for phase in (MigrationPhase.MIGRATING, MigrationPhase.MIGRATED):
+        log.append(MIGRATION_CHANNEL, replace(state, phase=phase).entries()[0], 0)
+    at = reader.latestOffset(start, ReadAllAvailable())
+    assert at["t"] == story.cuts[-1].time
+    assert reader.latestOffset(at, ReadAllAvailable()) is at  # it has looked a moment ago
+    clock.now_s += 10
+    with pytest.raises(Moved, match="was migrated to kafka://broker/new"):
+        reader.latestOffset(at, ReadAllAvailable())
+    log.append(MIGRATION_CHANNEL, replace(state, phase=MigrationPhase.CANCELLING).entries()[0], 0)
+    assert reader.latestOffset(at, ReadAllAvailable()) is at

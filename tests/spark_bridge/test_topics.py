@@ -22,12 +22,13 @@ from tidewal.runtime.errors import (
     PositionMismatch,
     TidewalError,
 )
-from tidewal.runtime.log.migration_state import mark_of
+from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL, mark_of
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.limits import counted_entries
 from tidewal.spark_bridge.plan.read_plan import ReadPlan
 from tidewal.spark_bridge.plan.topic_by_channel import ByChannel
+from tidewal.spark_bridge.scan.channel_range import ChannelRange
 from tidewal.spark_bridge.scan.scanner import scan_channel
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -191,6 +192,23 @@ def test_an_offset_of_the_log_before_its_migration_is_refused() -> None:
     after = by_channel(log).newest()
     log.append("b", b"1", NOON)
     assert len(by_channel(log, starting=json.dumps(after)).all_tasks()) == 1
+
+
+def test_a_pattern_leaves_out_what_a_migration_has_made() -> None:
+    """That comes and goes, and is no program's: where the migration is taken back a query would end for want of it."""
+    log = ListLog()
+    log.append("a", b"0", NOON)
+    log.append(MIGRATION_CHANNEL, b"{}", NOON)
+    log.entries[mark_of(uuid4().hex)] = []
+    plan = by_channel(log, topics=(), pattern=".*")
+    newest = plan.newest()
+    assert newest is not None
+    assert list(newest["ends"]) == ["a"]
+    del log.entries[MIGRATION_CHANNEL]
+    log.append("a", b"1", NOON)
+    later = plan.newest()
+    assert later is not None
+    assert [each.channel for each in plan.tasks(newest, later) if isinstance(each, ChannelRange)] == ["a"]
 
 
 def test_few_rows_are_counted_on_until_they_are_enough() -> None:
