@@ -315,10 +315,11 @@ class Releaser:
     async def _tidy(self) -> None:
         """Note what is done, and let go of what the delay channel has below everything that is pending."""
         now_s = self._clock.clock.monotonic()
-        if now_s - self._truncated_s < TRUNCATE_S:
+        if now_s - self._truncated_s < TRUNCATE_S and not self._exhausted:  # the next pass may read for long
             return
         self._truncated_s = now_s
         await self._note(self._source, self._buffer.done)
+        await self._patiently(self._targets.note_reached)  # of which only the targets know, from before a start
         first, head = self._buffer.first_place, self._head()
         needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read

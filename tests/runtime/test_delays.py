@@ -517,6 +517,34 @@ def test_what_is_sent_comes_once_where_retention_goes_on_beside_a_channel_that_s
     run_virtual(main(), clock)
 
 
+def test_what_was_sent_comes_once_where_two_are_killed_and_retention_goes_on_between():
+    """The first is killed before it has noted what is done, the second knows that from the channels alone."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        for number in range(2):
+            producer = Producer(wal, "shop", CHANNELS, ChannelPolicy(), 10.0, clock_of(clock), delays=True)
+            await producer.open()
+            if number == 0:
+                await producer.schedule([(name, b"once") for name in CHANNELS], deliver_after_s=1)
+                await asyncio.sleep(3)
+                assert [len(stored(log, name)) for name in CHANNELS] == [1, 1]
+            else:
+                await asyncio.sleep(30)
+                latest = await wal.latest_id("orders-0")
+                assert latest is not None
+                await wal.truncate("orders-0", latest)
+            await producer._delays.stop()
+            await kill(producer)
+        async with opened(log, clock):
+            await asyncio.sleep(30)
+        assert [len(stored(log, name)) for name in CHANNELS] == [0, 1]
+
+    run_virtual(main(), clock)
+
+
 def test_a_channel_that_stands_still_holds_up_no_other():
     clock = VirtualClock()
 
