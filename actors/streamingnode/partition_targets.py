@@ -7,7 +7,7 @@ epoch gets messages only once those before have ended, what they have is final, 
 
 Two kinds of notes in the delay channel say it (`note_offset`): into which epoch is released, and how far partitions
 have come, where that is further than the id up to which all is done: those of the epochs before, and of the present one
-where another takes so long that retention might remove what one knows of it.
+where another takes so long, or who released was killed, that retention might remove what one knows of it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class PartitionTargets:
 
     async def note_reached(self) -> None:
         """`ReleaseTargets.note_reached`."""
-        for target, offset in list(self._reached.items()):
+        own = self._owner.source_offset(self._channel, self._partition)
+        for target, offset in {**self._reached, self._partition: own}.items():
             await self._note(target, offset)
 
     async def _note(self, target: str, offset: bytes) -> None:

@@ -27,7 +27,7 @@ from ..errors import (
     Unavailable,
 )
 from ..log.record import Record
-from ..log.wal import Entry, From, FromId, Wal
+from ..log.wal import Entry, From, FromId, Start, Wal
 from ..ownership.channel_owner import ChannelOwner
 from ..streams.channel_reader import ChannelReader
 from ..streams.stream_base import reading
@@ -110,7 +110,7 @@ class Releaser:
             self._buffer = DelayBuffer(limit, done, head.horizon or None, head.left_out)
         else:
             self._buffer = DelayBuffer(limit, done)
-        self._start = FromId(first.id, inclusive=True) if first is not None else From.EARLIEST
+        self._start: Start = FromId(first.id, inclusive=True) if first is not None else From.EARLIEST
         after = (first.term, first.cseq - 1) if first is not None else (0, 0)
         self._reader = ChannelReader(self._channel, on_bad=self._bad, after=after)
         self._place = DelayedPlace(b"", 0, 0)
@@ -173,12 +173,21 @@ class Releaser:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        async with reading(self._wal, self._channel, self._start) as batches:
+        async with reading(self._wal, self._channel, await self._start_there()) as batches:
             async for entries in batches:
                 self._take(self._reader.accept(entries))
                 self._read_bytes += sum([len(entry.payload) + OVERHEAD_BYTES for entry in entries])
                 self._moved.set()
                 self._read_more.set()
+
+    async def _start_there(self) -> Start:
+        """The start of the pass, or where that was let go of the first there is: of what a head has left out a later
+        pass may have released the first, and nothing noted another head since."""
+        start = self._start
+        if not isinstance(start, FromId):
+            return start
+        first_id = (await self._wal.describe(self._channel)).first_id
+        return start if first_id is not None and first_id <= start.id else From.EARLIEST
 
     def _take(self, records: Sequence[Record]) -> None:
         released: dict[str, bytes] = {}  # up to which id, by channel
@@ -306,10 +315,11 @@ class Releaser:
     async def _tidy(self) -> None:
         """Note what is done, and let go of what the delay channel has below everything that is pending."""
         now_s = self._clock.clock.monotonic()
-        if now_s - self._truncated_s < TRUNCATE_S:
+        if now_s - self._truncated_s < TRUNCATE_S and not self._exhausted:  # the next pass may read for long
             return
         self._truncated_s = now_s
         await self._note(self._source, self._buffer.done)
+        await self._patiently(self._targets.note_reached)  # of which only the targets know, from before a start
         first, head = self._buffer.first_place, self._head()
         needed = first.id if first is not None else self._reader.position[0]
         known = self._owner.checkpoints()[self._channel]  # from here on a next owner must read

@@ -36,7 +36,8 @@ class ReleaseTargets(Protocol):
         ...
 
     async def note_reached(self) -> None:
-        """A channel holds up others: keep how far these have come, of which retention may take that."""
+        """Keep how far those channels have come that are known to be further than all is done: retention may take what
+        they know of it themselves. Called now and then, also where one holds up the others."""
         ...
 
     async def nothing_pending(self, time: int) -> None:
@@ -47,11 +48,10 @@ class ReleaseTargets(Protocol):
 class OwnedTargets:
     """The channels that the messages name, of the `owner` that has the delay channel, `source`, too. One that is
     `known` may be opened later. How far a channel has come is noted in the delay channel (`note_offset`) where another
-    takes so long that retention might remove what the channel itself knows of it."""
+    takes so long, or the owner before was killed, that retention might remove what the channel itself knows of it."""
 
     def __init__(self, owner: ChannelOwner, source: str, known: Callable[[str], bool]) -> None:
         self._owner, self._source, self._known = owner, source, known
-        self._targets: tuple[str, ...] = ()  # of the messages that are released now
 
     def reached(self, channel: str) -> bytes:
         """`ReleaseTargets.reached`."""
@@ -66,7 +66,6 @@ class OwnedTargets:
         found: dict[str, list[DelayedMessage]] = {}
         for message in messages:
             found.setdefault(message.channel, []).append(message)
-        self._targets = tuple(found)
         return found
 
     async def append(self, target: str, messages: Sequence[DelayedMessage]) -> None:
@@ -81,7 +80,7 @@ class OwnedTargets:
 
     async def note_reached(self) -> None:
         """`ReleaseTargets.note_reached`."""
-        for target in self._targets:
+        for target in self._owner.channels:
             if (offset := self._owner.source_offset(self._source, target)) > self._done:
                 await note_offset(self._owner, source_in(self._source, target), self._source, offset)
 

@@ -466,6 +466,26 @@ async def test_what_is_released_comes_once_where_retention_goes_on_beside_a_part
     assert [got[b"%d" % number] for number in range(8)] == 8 * [1]
 
 
+async def test_what_is_released_comes_once_where_its_owners_are_killed_and_retention_goes_on_between(
+    three: Nodes,
+) -> None:
+    """The first is killed before it has noted what is done, the second knows that from the partition alone."""
+    async with three.client() as client:
+        (partition,) = (await client.create_topic("t", 1)).pchannels
+        await client.send("t", "once", deliver_after_s=1)
+        await asyncio.sleep(3)
+        assert _in_partition(three, partition) == [b"once"]
+        await three.kill(three.owners()[partition])
+        await asyncio.sleep(40)
+        wal = MemoryWal(three.log)
+        latest = await wal.latest_id(partition)
+        assert latest is not None
+        await wal.truncate(partition, latest)
+        await three.kill(three.owners()[partition])
+        await asyncio.sleep(40)
+        assert not _in_partition(three, partition)
+
+
 async def test_a_partition_that_stands_still_holds_up_no_other(three: Nodes) -> None:
     """Its owner lives, and never answers."""
     async with three.client() as client:

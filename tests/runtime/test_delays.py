@@ -347,6 +347,37 @@ def test_a_start_reads_what_is_due_first_and_not_all_that_is_pending(monkeypatch
     run_virtual(main(), clock)
 
 
+def test_a_start_finds_what_is_left_where_the_first_that_a_head_left_out_is_gone(monkeypatch: pytest.MonkeyPatch):
+    """A later pass has released it, and there was more room by then: so nothing was written again behind the head."""
+    defaults: dict[str, object] = channel_owner.ChannelOwner.__init__.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
+    monkeypatch.setitem(defaults, "snapshot_records", 12)
+    monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 40 * 1024)
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        at = to_datetime(clock_of(clock).now()) + timedelta(seconds=100)
+        async with opened(log, clock) as producer:
+            for number in range(45):
+                due = at + timedelta(seconds=2 * number)
+                await producer.schedule([("orders-0", b"%d" % number)], deliver_at=due)
+                await asyncio.sleep(0.1)
+            monkeypatch.setattr(producer_delays, "BUFFER_BYTES", 80 * 1024)
+            await asyncio.sleep(160)
+            assert producer._delays._releaser is not None
+            head = producer._delays._releaser._head()
+            assert head is not None
+            assert head.left_out is not None
+            first_id = (await MemoryWal(log).describe("producer-shop.delays")).first_id
+            assert first_id is not None
+            assert head.left_out.id < first_id < head.place.id
+        async with opened(log, clock):
+            found = await delivered(MemoryWal(log), 45)
+            assert [int(bytes(each.body)) for each in found] == list(range(45))
+
+    run_virtual(main(), clock)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_a_start_reads_is_bounded_whenever_its_predecessor_is_killed(
     monkeypatch: pytest.MonkeyPatch, read: list[int], seed: int
@@ -482,6 +513,34 @@ def test_what_is_sent_comes_once_where_retention_goes_on_beside_a_channel_that_s
             await asyncio.sleep(60)
         assert [bytes(each.body) for each in stored(log, "orders-0")] == [b"next"]
         assert [bytes(each.body) for each in stored(log, "orders-1")] == [b"0", b"1", b"2", b"3"]
+
+    run_virtual(main(), clock)
+
+
+def test_what_was_sent_comes_once_where_two_are_killed_and_retention_goes_on_between():
+    """The first is killed before it has noted what is done, the second knows that from the channels alone."""
+    clock = VirtualClock()
+
+    async def main() -> None:
+        log = MemoryLog()
+        wal = MemoryWal(log)
+        for number in range(2):
+            producer = Producer(wal, "shop", CHANNELS, ChannelPolicy(), 10.0, clock_of(clock), delays=True)
+            await producer.open()
+            if number == 0:
+                await producer.schedule([(name, b"once") for name in CHANNELS], deliver_after_s=1)
+                await asyncio.sleep(3)
+                assert [len(stored(log, name)) for name in CHANNELS] == [1, 1]
+            else:
+                await asyncio.sleep(30)
+                latest = await wal.latest_id("orders-0")
+                assert latest is not None
+                await wal.truncate("orders-0", latest)
+            await producer._delays.stop()
+            await kill(producer)
+        async with opened(log, clock):
+            await asyncio.sleep(30)
+        assert [len(stored(log, name)) for name in CHANNELS] == [0, 1]
 
     run_virtual(main(), clock)
 
