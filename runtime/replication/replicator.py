@@ -390,11 +390,19 @@ class Replicator:
         for name in gone - self._left:
             await self._drop(name)
 
+        others: dict[str, ChannelExists] = {}
+
         async def create(name: str) -> None:
-            with suppress(ChannelNotFound):  # dropped meanwhile
+            try:
                 await self._create(name, await self._source.describe(name))
+            except ChannelNotFound:  # dropped meanwhile
+                pass
+            except ChannelExists as error:  # it was dropped at the source, and created again with another policy
+                others[name] = error
 
         await side_by_side(sorted(names - self._mirrored.keys() - self._contentless), create)
+        for name, error in others.items():
+            await self._anew(name, error)
 
     def _is_in_line(self, name: str) -> bool:
         """Whether a promotion without the source would need the channel: that may be dropped once a later line says
@@ -406,28 +414,21 @@ class Replicator:
             self._contentless.add(name)
             return
         refused: TidewalError | None = None
+        await self.may_write()
         try:
-            await self._create_there(name, info.policy)
+            await self._target.create_channel(name, info.policy)
         except (InvalidRequest, Unsupported) as error:  # by what the target's brokers allow
             refused = error
         if info.policy.ephemeral:
             self._contentless.add(name)
             return
         place = self._saved.pop(name, ReplicatedChannel())
+        self._add(name, place)  # first: where the channel goes meanwhile the next look drops it
         if not place.source and (first_id := info.first_id or self._lowest_id):  # also of what comes to an empty one
             await self._source.hold(name, holder_of(self.state), first_id)
-        self._add(name, place)
         if refused is not None:  # the next try finds no channel, so the next look creates it
             self._mirrored[name].refused = refused
             self._halt(name, refused)
-
-    async def _create_there(self, name: str, policy: ChannelPolicy) -> None:
-        await self.may_write()
-        try:
-            await self._target.create_channel(name, policy)
-        except ChannelExists:  # it was dropped at the source, and created again with another policy
-            await self._drop_there(name)
-            await self._target.create_channel(name, policy)
 
     async def _look_at_contentless(self) -> None:
         """Find channels that were dropped and created again between two looks, and have entries to replicate now."""
@@ -475,11 +476,12 @@ class Replicator:
         """Bring a channel over from its first entry on. What is saved says so before the old entries are dropped, so
         that its places never mean those of another channel of this name."""
         _log.warning("%s is brought over anew: %s", name, error)
-        info = await self._source.describe(name)
-        self._forget(name)
-        await self.save(line={} if self._is_in_line(name) else None)
-        await self._drop_there(name)
-        await self._create(name, info)
+        with suppress(ChannelNotFound):  # it goes: the next look drops what is there by then
+            info = await self._source.describe(name)
+            self._forget(name)
+            await self.save(line={} if self._is_in_line(name) else None)
+            await self._drop_there(name)
+            await self._create(name, info)
 
     async def _drop(self, name: str) -> None:
         task = self._forget(name)

@@ -1,0 +1,104 @@
+"""What attacks on replication, and on the promotion of what programs use, have found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_replication import (
+    SOURCE,
+    TARGET,
+    TIMES,
+    Stepping,
+    fill,
+    remaining,
+    started,
+    stopped,
+    stopped_when_same,
+    until,
+    until_same,
+)
+from tidewal.runtime.errors import Unavailable
+from tidewal.runtime.log.replication_state import ReplicationStates, replication_state
+from tidewal.runtime.log.wal import Append, ChannelInfo, FromId, Start, Wal
+from tidewal.runtime.replication.promotion import promote, promote_alone
+from tidewal.runtime.replication.salvage import unreplicated_entries
+from tidewal.runtime.testing import MemoryLog, MemoryWal
+
+
+@pytest.fixture
+def source() -> MemoryWal:
+    return MemoryWal(MemoryLog())
+
+
+@pytest.fixture
+def target() -> MemoryWal:
+    return MemoryWal(MemoryLog())
+
+
+async def test_a_channel_that_was_created_again_with_another_policy_is_salvaged_as_a_whole() -> None:
+    """Wherever the replicator is killed that finds it: once the old entries are gone, nothing says that they are there."""
+    for left in range(40):
+        source, log = MemoryWal(MemoryLog()), MemoryLog()
+        await fill(source, "orders", range(3))
+        await stopped_when_same(source, MemoryWal(log))
+        await source.drop_channel("orders")
+        await fill(source, "orders", range(10, 15), retention_s=None)
+        replica = Stepping(log)
+        replica.left = left
+        try:
+            await stopped_when_same(source, replica)
+        except Unavailable:
+            pass
+        else:
+            break
+        await promote_alone(MemoryWal(log))
+        here = {e.payload for channel in log.channels.values() for e in channel.entries}
+        state = await promote(source, MemoryWal(log), SOURCE, TARGET)
+        there = {bytes(e.payload) async for name, e in unreplicated_entries(source, state) if name == "orders"}
+        assert here | there >= {b"%d" % n for n in range(10, 15)}, left
+    assert 5 < left < 39
+
+
+class Vanishing(MemoryWal):
+    """A log whose channel is dropped by somebody else just before it is described, or held, for the `left`-th time."""
+
+    left = 0
+
+    async def describe(self, channel: str) -> ChannelInfo:
+        await self._step(channel)
+        return await super().describe(channel)
+
+    async def hold(self, channel: str, holder: str, id: bytes | None) -> None:
+        await self._step(channel)
+        await super().hold(channel, holder, id)
+
+    async def _step(self, channel: str) -> None:
+        if channel == "orders":
+            self.left -= 1
+            if self.left == 0:
+                await self.drop_channel(channel)
+
+
+@pytest.mark.parametrize("policy", [{}, {"retention_s": None}], ids=["alike", "with another policy"])
+async def test_a_channel_that_goes_while_it_is_brought_over_anew_ends_no_replicator(policy: dict[str, Any]) -> None:
+    for left in range(1, 40):
+        source, target = Vanishing(MemoryLog()), MemoryWal(MemoryLog())
+        await fill(source, "orders", range(3))
+        await fill(source, "other", range(3))
+        await stopped_when_same(source, target)
+        await source.drop_channel("orders")
+        await fill(source, "orders", range(10, 15), **policy)
+        source.left = left
+        running = started(source, target)
+        await until_same(source, target, running)
+        was_dropped = "orders" not in source.log.channels
+        await stopped(running)
+        if not was_dropped:
+            break
+    assert 5 < left < 39
