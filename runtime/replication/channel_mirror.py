@@ -101,6 +101,9 @@ class ChannelMirror:
         info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
         self._largest = there.max_message_bytes
         await self._check_same(info, there)
+        if not self.place.target and there.first_id:  # one was killed that had begun it, perhaps before it held that
+            await self._check()
+            await self._target.hold(self._channel, HOLDER, there.first_id)
         await self._pass_known(info, there)
         if (last := await entry_at(self._target, there, self.place.target)) is not None:
             self.promise.note([last])

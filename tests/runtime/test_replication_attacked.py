@@ -102,3 +102,27 @@ async def test_a_channel_that_goes_while_it_is_brought_over_anew_ends_no_replica
         if not was_dropped:
             break
     assert 5 < left < 39
+
+
+async def test_what_is_brought_over_is_held_from_its_first_entry_on_wherever_a_replicator_was_killed() -> None:
+    """A line may need it long before the next hold is due, and retention counts from the time in the source."""
+    held, times = 0, replace(TIMES, save_s=1000)
+    for left in range(40):
+        source, log = MemoryWal(MemoryLog()), MemoryLog()
+        await fill(source, "orders", range(10))
+        replica = Stepping(log)
+        replica.left = left
+        running = started(source, replica, times=times)
+        with suppress(Unavailable):
+            await until_same(source, replica, running)
+            await stopped(running)
+        target = MemoryWal(log)
+        if "orders" in (await replication_state(target)).channels:
+            break
+        running = started(source, target, times=times)
+        await until_same(source, target, running)
+        await target.truncate("orders", (await target.latest_id("orders")) or b"")
+        assert len(log.channels["orders"].entries) == 10, left
+        await stopped(running)
+        held += 1
+    assert held > 4
