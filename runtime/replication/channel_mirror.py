@@ -120,7 +120,7 @@ class ChannelMirror:
             async for entry in entries_behind(self._source, info, self.place.source):
                 if replicated_digest(self._channel, entry) != digest:
                     break
-                self.place = replace(self.place, source=entry.id, target=target, timestamp=entry.timestamp)
+                self._reach(entry.id, target, entry.timestamp)
                 if (each := next(following, None)) is None:
                     return
                 target, digest = each
@@ -179,12 +179,12 @@ class ChannelMirror:
             raise self._differs()
         self.promise.note(entries)
         self._count(sum(len(entry.payload) for entry in entries))
-        self.place = replace(
-            self.place,
-            source=entries[-1].id,
-            target=ids[-1],
-            timestamp=max(self.place.timestamp, entries[-1].timestamp),
-        )
+        self._reach(entries[-1].id, ids[-1], max(each.timestamp for each in entries))
+
+    def _reach(self, source: bytes, target: bytes, timestamp: int) -> None:
+        """Move `place` behind what was brought over, with this as its highest timestamp: who writes by several clocks,
+        as members write dead letters, stamps in no order."""
+        self.place = replace(self.place, source=source, target=target, timestamp=max(self.place.timestamp, timestamp))
 
     def _differs(self) -> ReplicaDiffers:
         return ReplicaDiffers(

@@ -132,6 +132,7 @@ class Replicator:
         self._looking = asyncio.Lock()  # one look at the state at a time
         self._mirrored: dict[str, _Mirrored] = {}
         self._saved: dict[str, ReplicatedChannel] = {}  # of an earlier replicator, until the channel is looked at
+        self._stored: GroupPlaces = {}  # by this replicator: one that was killed may have stored what it never saved
         self._contentless: set[str] = set()  # channels whose entries are not replicated
         self._node: Names | None = None  # of the nodes that have used the source
         self._lines: LineDrawer | None = None  # for these
@@ -587,7 +588,8 @@ class Replicator:
         if not (self._source.capabilities.groups and self._target.capabilities.groups):
             return known
         groups = await group_places(self._source, self._target, await self._source.groups(), channels, known)
-        await store_places(self._target, groups, known, self.may_write)
+        await store_places(self._target, groups, self._stored, self.may_write)
+        self._stored = groups
         return groups
 
     async def _let_go(

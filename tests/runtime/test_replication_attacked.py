@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,13 +18,13 @@ from tests.runtime.test_replication import (
     started,
     stopped,
     stopped_when_same,
-    until,
     until_same,
 )
 from tidewal.runtime.errors import Unavailable
-from tidewal.runtime.log.replication_state import ReplicationStates, replication_state
-from tidewal.runtime.log.wal import Append, ChannelInfo, FromId, Start, Wal
+from tidewal.runtime.log.replication_state import replication_state
+from tidewal.runtime.log.wal import ChannelInfo, FromId, Start
 from tidewal.runtime.replication.promotion import promote, promote_alone
+from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
 from tidewal.runtime.testing import MemoryLog, MemoryWal
 
@@ -42,7 +40,7 @@ def target() -> MemoryWal:
 
 
 async def test_a_channel_that_was_created_again_with_another_policy_is_salvaged_as_a_whole() -> None:
-    """Wherever the replicator is killed that finds it: once the old entries are gone, nothing says that they are there."""
+    """Wherever the replicator is killed: once the old entries are gone nothing says that they are there."""
     for left in range(40):
         source, log = MemoryWal(MemoryLog()), MemoryLog()
         await fill(source, "orders", range(3))
@@ -126,3 +124,28 @@ async def test_what_is_brought_over_is_held_from_its_first_entry_on_wherever_a_r
         await stopped(running)
         held += 1
     assert held > 4
+
+
+class DyingBehindSeek(Stepping):
+    """A log whose process dies when it has moved a group."""
+
+    async def seek_group(self, group: str, channel: str, start: Start) -> None:
+        await super().seek_group(group, channel, start)
+        self.left = 0
+
+
+async def test_a_group_that_is_moved_back_is_so_in_the_replica_though_a_replicator_was_killed_meanwhile(
+    source: MemoryWal, target: MemoryWal
+) -> None:
+    """What the killed one had stored, and not saved, would hide entries from the group."""
+    ids = await fill(source, "orders", range(10))
+    await source.seek_group("workers", "orders", FromId(ids[3]))
+    await stopped_when_same(source, target)
+    await source.seek_group("workers", "orders", FromId(ids[7]))
+    with pytest.raises(Unavailable):
+        await started(source, DyingBehindSeek(target.log))
+    await source.seek_group("workers", "orders", FromId(ids[3]))
+    async with Replicator(source, target, SOURCE).claimed():
+        pass
+    await promote_alone(target)
+    assert await remaining(target) == await remaining(source)
