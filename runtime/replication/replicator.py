@@ -125,6 +125,7 @@ class Replicator:
         self._source, self._target, self._shown = source, target, shown_url(source_url)
         self._times, self._clock, self._lag = times, clock or SystemClock(), lag
         self._is_last, self._heartbeats = is_last, heartbeats
+        self._is_replaced = False  # the source, by this replica
         self._states = ReplicationStates(target)
         self._claim = new_id()
         self._claim_seen_s = 0.0
@@ -198,7 +199,7 @@ class Replicator:
             except ReplicaDiffers as error:
                 others[name] = error
 
-        await side_by_side(list(self._mirrored), catch_up, MIRRORS_AT_ONCE)
+        await side_by_side(self._mirrored.keys() - self._left, catch_up, MIRRORS_AT_ONCE)
         for name, error in others.items():
             await self._anew(name, error)
             await self._mirrored[name].mirror.catch_up()
@@ -347,6 +348,7 @@ class Replicator:
                 "with --force (`tidewal promote`)"
             )
         self._check_not_replaced(source)
+        self._is_replaced = source.phase is ReplicationPhase.REPLACED
         await check_not_migrated(self._source, self._shown)
         if replica_mark(self.state) not in names:
             await self._check_claim()  # a promotion takes the mark away, too
@@ -406,9 +408,9 @@ class Replicator:
             await self._anew(name, error)
 
     def _is_in_line(self, name: str) -> bool:
-        """Whether a promotion without the source would need the channel: that may be dropped once a later line says
-        so."""
-        return not self._is_last and name in self.state.line.get("ends", ())
+        """Whether a promotion without the source would need the channel: that may be dropped once a later line says so,
+        or the source is fenced."""
+        return not self._is_replaced and name in self.state.line.get("ends", ())
 
     async def _create(self, name: str, info: ChannelInfo) -> None:
         if info.policy.temporary:

@@ -15,7 +15,7 @@ from tests.actors.conftest import PEOPLE, people
 from tests.actors.shared_logs import NEW as ELSEWHERE
 from tests.actors.shared_logs import OLD, CommandOpener, SharedNodes
 from tests.actors.test_forced_promotion import DRAWN_S, MEMORY_ONLY, NEW, forced, new_of, replicated
-from tests.actors.test_node_migration import filled, keys, logs_of, tables_of
+from tests.actors.test_node_migration import filled, keys, logs_of, received, tables_of
 from tests.actors.test_node_replication import REPLICA, SOURCE, TIMES, replica_of, replicating
 from tests.dying_wal import Killed
 from tidewal.runtime.clock import compose
@@ -261,3 +261,29 @@ async def test_a_promotion_that_is_typed_again_behind_the_fence_says_what_has_ha
             _ = [each async for each in left_out(replica, state)]
         with pytest.raises(InvalidRequest, match=NEW):
             await promote_at_line(replica, log, REPLICA, "memory://other")
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["the source is gone", "promoted in the end"])
+async def test_a_promotion_that_does_not_end_takes_nothing_from_the_line(home: Any, is_gone: bool) -> None:
+    """The source may be lost before it is fenced."""
+    other = replica_of(home)
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        await client.create_topic("short", 1)
+        await client.send("short", "0")
+    await replicated(home, other)
+    async with home.client() as client:
+        await client.drop_topic("short")
+        await asyncio.sleep(1)
+    async with logs_of(home, other) as (old, new):
+        [channel] = [name for name in await new.channels() if "-topic_" in name]
+        assert channel not in await old.channels()
+        with pytest.raises(InvalidRequest, match="--tables"):
+            await promote(old, new, SOURCE, REPLICA)
+        if not is_gone:
+            await promote(old, new, SOURCE, REPLICA, tables=tables_of(home))
+            assert channel not in await new.channels()
+            return
+    promoted, _ = await forced(home, other)
+    async with promoted.client() as client, await client.subscribe("short", "readers") as reader:
+        assert await received(reader, 1) == ["0"]
