@@ -199,10 +199,12 @@ class Replicator:
             except ReplicaDiffers as error:
                 others[name] = error
 
-        await side_by_side(self._mirrored.keys() - self._left, catch_up, MIRRORS_AT_ONCE)
+        there = [name for name in self._mirrored if name not in self._left]
+        await side_by_side(there, catch_up, MIRRORS_AT_ONCE)
         for name, error in others.items():
             await self._anew(name, error)
-            await self._mirrored[name].mirror.catch_up()
+            if name in self._mirrored:  # else its entries are not replicated any more
+                await self._mirrored[name].mirror.catch_up()
         await self.save()
 
     # ---- the claim ---------------------------------------------------------------------------------------------------

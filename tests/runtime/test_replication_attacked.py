@@ -41,6 +41,7 @@ def target() -> MemoryWal:
 
 async def test_a_channel_that_was_created_again_with_another_policy_is_salvaged_as_a_whole() -> None:
     """Wherever the replicator is killed: once the old entries are gone nothing says that they are there."""
+    left = 0
     for left in range(40):
         source, log = MemoryWal(MemoryLog()), MemoryLog()
         await fill(source, "orders", range(3))
@@ -66,7 +67,7 @@ async def test_a_channel_that_was_created_again_with_another_policy_is_salvaged_
 class Vanishing(MemoryWal):
     """A log whose channel is dropped by somebody else just before it is described, or held, for the `left`-th time."""
 
-    left = 0
+    left: int = 0
 
     async def describe(self, channel: str) -> ChannelInfo:
         await self._step(channel)
@@ -85,6 +86,7 @@ class Vanishing(MemoryWal):
 
 @pytest.mark.parametrize("policy", [{}, {"retention_s": None}], ids=["alike", "with another policy"])
 async def test_a_channel_that_goes_while_it_is_brought_over_anew_ends_no_replicator(policy: dict[str, Any]) -> None:
+    left = 0
     for left in range(1, 40):
         source, target = Vanishing(MemoryLog()), MemoryWal(MemoryLog())
         await fill(source, "orders", range(3))
