@@ -17,7 +17,7 @@ from ...runtime.log.admission import PendingBytes
 from ...runtime.log.checks import check_name, check_plain, not_found, other_policy
 from ...runtime.log.migration_state import MIGRATION_CHANNEL, check_in_use
 from ...runtime.log.payloads import check_timestamps, owned
-from ...runtime.log.replication_state import REPLICATION_CHANNEL
+from ...runtime.log.replication_state import REPLICATION_CHANNEL, check_not_replica
 from ...runtime.log.wal import (
     Append,
     Capabilities,
@@ -84,7 +84,7 @@ class ObjectWal(GroupWal):
     ) -> None:
         """With `access` this process writes through the owner of the log, where that is another one, and others through
         this one; one that must not own the log (`may_own`) needs it. With `in_use_only` it does not come to own it
-        where the log is migrated since."""
+        where the log is migrated since, and never where a replica has taken its place."""
         super().__init__(shown, metrics)
         self.capabilities: Capabilities = CAPABILITIES if access is None else LINKED
         self._loop = asyncio.get_running_loop()
@@ -271,14 +271,15 @@ class ObjectWal(GroupWal):
 
     async def _check_may_own(self) -> None:
         """Where this process comes to own the log after opening it, look as `open_wal` did: it may have been migrated,
-        or a replica have taken its place, while this process wrote nothing."""
+        or a replica have taken its place, while this process wrote nothing. Who looks at migrations itself looks at
+        none of replicas."""
         if not self._is_opened:
             return
         if self._must_own:
             if await self._ownership.has_passed():
                 raise Fenced("another process has come to own the log since this one opened it: open it again")
-        elif self._in_use_only and not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
-            await check_in_use(self, self._shown)
+        elif not self._state.names.keys().isdisjoint((MIGRATION_CHANNEL, REPLICATION_CHANNEL)):
+            await (check_in_use if self._in_use_only else check_not_replica)(self, self._shown)
 
     def _on_queued(self) -> None:
         self._links.on_queued()

@@ -60,9 +60,9 @@ class ReplicationPhase(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ReplicatedChannel:
     """How far a channel of the source is in the replica: up to the entry `source` there, which is the entry `target` in
-    the replica, with `timestamp`. b"" for nothing yet. `halted` is the reason why it does not go on; "" where it does.
-    `behind` entries more are in the replica, counted when it was promoted; `digest` and `behind_digest` are those of
-    the entry and of these then, in hex, "" for none."""
+    the replica; `timestamp` is the highest that was brought over. b"" for nothing yet. `halted` is the reason why it
+    does not go on; "" where it does. `behind` entries more are in the replica, counted when it was promoted; `digest`
+    and `behind_digest` are those of the entry and of these then, in hex, "" for none."""
 
     source: bytes = b""
     target: bytes = b""

@@ -101,6 +101,9 @@ class ChannelMirror:
         info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
         self._largest = there.max_message_bytes
         await self._check_same(info, there)
+        if not self.place.target and there.first_id:  # one was killed that had begun it, perhaps before it held that
+            await self._check()
+            await self._target.hold(self._channel, HOLDER, there.first_id)
         await self._pass_known(info, there)
         if (last := await entry_at(self._target, there, self.place.target)) is not None:
             self.promise.note([last])
@@ -117,7 +120,7 @@ class ChannelMirror:
             async for entry in entries_behind(self._source, info, self.place.source):
                 if replicated_digest(self._channel, entry) != digest:
                     break
-                self.place = replace(self.place, source=entry.id, target=target, timestamp=entry.timestamp)
+                self._reach(entry.id, target, entry.timestamp)
                 if (each := next(following, None)) is None:
                     return
                 target, digest = each
@@ -176,12 +179,12 @@ class ChannelMirror:
             raise self._differs()
         self.promise.note(entries)
         self._count(sum(len(entry.payload) for entry in entries))
-        self.place = replace(
-            self.place,
-            source=entries[-1].id,
-            target=ids[-1],
-            timestamp=max(self.place.timestamp, entries[-1].timestamp),
-        )
+        self._reach(entries[-1].id, ids[-1], max(each.timestamp for each in entries))
+
+    def _reach(self, source: bytes, target: bytes, timestamp: int) -> None:
+        """Move `place` behind what was brought over, with this as its highest timestamp: who writes by several clocks,
+        as members write dead letters, stamps in no order."""
+        self.place = replace(self.place, source=source, target=target, timestamp=max(self.place.timestamp, timestamp))
 
     def _differs(self) -> ReplicaDiffers:
         return ReplicaDiffers(

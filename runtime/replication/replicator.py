@@ -125,6 +125,7 @@ class Replicator:
         self._source, self._target, self._shown = source, target, shown_url(source_url)
         self._times, self._clock, self._lag = times, clock or SystemClock(), lag
         self._is_last, self._heartbeats = is_last, heartbeats
+        self._is_replaced = False  # the source, by this replica
         self._states = ReplicationStates(target)
         self._claim = new_id()
         self._claim_seen_s = 0.0
@@ -132,6 +133,7 @@ class Replicator:
         self._looking = asyncio.Lock()  # one look at the state at a time
         self._mirrored: dict[str, _Mirrored] = {}
         self._saved: dict[str, ReplicatedChannel] = {}  # of an earlier replicator, until the channel is looked at
+        self._stored: GroupPlaces = {}  # by this replicator: one that was killed may have stored what it never saved
         self._contentless: set[str] = set()  # channels whose entries are not replicated
         self._node: Names | None = None  # of the nodes that have used the source
         self._lines: LineDrawer | None = None  # for these
@@ -197,10 +199,12 @@ class Replicator:
             except ReplicaDiffers as error:
                 others[name] = error
 
-        await side_by_side(list(self._mirrored), catch_up, MIRRORS_AT_ONCE)
+        there = [name for name in self._mirrored if name not in self._left]
+        await side_by_side(there, catch_up, MIRRORS_AT_ONCE)
         for name, error in others.items():
             await self._anew(name, error)
-            await self._mirrored[name].mirror.catch_up()
+            if name in self._mirrored:  # else its entries are not replicated any more
+                await self._mirrored[name].mirror.catch_up()
         await self.save()
 
     # ---- the claim ---------------------------------------------------------------------------------------------------
@@ -346,6 +350,7 @@ class Replicator:
                 "with --force (`tidewal promote`)"
             )
         self._check_not_replaced(source)
+        self._is_replaced = source.phase is ReplicationPhase.REPLACED
         await check_not_migrated(self._source, self._shown)
         if replica_mark(self.state) not in names:
             await self._check_claim()  # a promotion takes the mark away, too
@@ -390,44 +395,45 @@ class Replicator:
         for name in gone - self._left:
             await self._drop(name)
 
+        others: dict[str, ChannelExists] = {}
+
         async def create(name: str) -> None:
-            with suppress(ChannelNotFound):  # dropped meanwhile
+            try:
                 await self._create(name, await self._source.describe(name))
+            except ChannelNotFound:  # dropped meanwhile
+                pass
+            except ChannelExists as error:  # it was dropped at the source, and created again with another policy
+                others[name] = error
 
         await side_by_side(sorted(names - self._mirrored.keys() - self._contentless), create)
+        for name, error in others.items():
+            await self._anew(name, error)
 
     def _is_in_line(self, name: str) -> bool:
-        """Whether a promotion without the source would need the channel: that may be dropped once a later line says
-        so."""
-        return not self._is_last and name in self.state.line.get("ends", ())
+        """Whether a promotion without the source would need the channel: that may be dropped once a later line says so,
+        or the source is fenced."""
+        return not self._is_replaced and name in self.state.line.get("ends", ())
 
     async def _create(self, name: str, info: ChannelInfo) -> None:
         if info.policy.temporary:
             self._contentless.add(name)
             return
         refused: TidewalError | None = None
+        await self.may_write()
         try:
-            await self._create_there(name, info.policy)
+            await self._target.create_channel(name, info.policy)
         except (InvalidRequest, Unsupported) as error:  # by what the target's brokers allow
             refused = error
         if info.policy.ephemeral:
             self._contentless.add(name)
             return
         place = self._saved.pop(name, ReplicatedChannel())
+        self._add(name, place)  # first: where the channel goes meanwhile the next look drops it
         if not place.source and (first_id := info.first_id or self._lowest_id):  # also of what comes to an empty one
             await self._source.hold(name, holder_of(self.state), first_id)
-        self._add(name, place)
         if refused is not None:  # the next try finds no channel, so the next look creates it
             self._mirrored[name].refused = refused
             self._halt(name, refused)
-
-    async def _create_there(self, name: str, policy: ChannelPolicy) -> None:
-        await self.may_write()
-        try:
-            await self._target.create_channel(name, policy)
-        except ChannelExists:  # it was dropped at the source, and created again with another policy
-            await self._drop_there(name)
-            await self._target.create_channel(name, policy)
 
     async def _look_at_contentless(self) -> None:
         """Find channels that were dropped and created again between two looks, and have entries to replicate now."""
@@ -475,11 +481,12 @@ class Replicator:
         """Bring a channel over from its first entry on. What is saved says so before the old entries are dropped, so
         that its places never mean those of another channel of this name."""
         _log.warning("%s is brought over anew: %s", name, error)
-        info = await self._source.describe(name)
-        self._forget(name)
-        await self.save(line={} if self._is_in_line(name) else None)
-        await self._drop_there(name)
-        await self._create(name, info)
+        with suppress(ChannelNotFound):  # it goes: the next look drops what is there by then
+            info = await self._source.describe(name)
+            self._forget(name)
+            await self.save(line={} if self._is_in_line(name) else None)
+            await self._drop_there(name)
+            await self._create(name, info)
 
     async def _drop(self, name: str) -> None:
         task = self._forget(name)
@@ -585,7 +592,8 @@ class Replicator:
         if not (self._source.capabilities.groups and self._target.capabilities.groups):
             return known
         groups = await group_places(self._source, self._target, await self._source.groups(), channels, known)
-        await store_places(self._target, groups, known, self.may_write)
+        await store_places(self._target, groups, self._stored, self.may_write)
+        self._stored = groups
         return groups
 
     async def _let_go(

@@ -15,12 +15,17 @@ from tests.actors.conftest import PEOPLE, people
 from tests.actors.shared_logs import NEW as ELSEWHERE
 from tests.actors.shared_logs import OLD, CommandOpener, SharedNodes
 from tests.actors.test_forced_promotion import DRAWN_S, MEMORY_ONLY, NEW, forced, new_of, replicated
-from tests.actors.test_node_migration import filled, keys, logs_of, tables_of
+from tests.actors.test_node_migration import filled, keys, logs_of, received, tables_of
 from tests.actors.test_node_replication import REPLICA, SOURCE, TIMES, replica_of, replicating
 from tests.dying_wal import Killed
+from tidewal.runtime.clock import compose
 from tidewal.runtime.errors import InvalidRequest, Promoted, TidewalError, Unavailable
+from tidewal.runtime.log.dead_letters import group_letter
+from tidewal.runtime.log.names import Names
 from tidewal.runtime.log.record import RecordType, decode, stamp
 from tidewal.runtime.log.replication_state import ReplicationStates, replication_state
+from tidewal.runtime.log.wal import Append, ChannelPolicy, Entry
+from tidewal.runtime.migration.channel_copy import stored_entries
 from tidewal.runtime.replication import forced_promotion
 from tidewal.runtime.replication import replicator as replicator_module
 from tidewal.runtime.replication.forced_promotion import left_out, promote_at_line
@@ -145,6 +150,23 @@ async def test_what_came_late_with_an_earlier_time_than_the_line_is_salvaged(hom
         assert await keys(client) == [1]
 
 
+async def test_dead_letters_are_of_the_line_whosever_clock_is_ahead(home: Any) -> None:
+    """What they tell of is acknowledged, and does not come again."""
+    other, letters = replica_of(home), Names().group_dead_letters
+    async with home.people_client() as client:
+        ts = (await client.insert("people", home.people(1))).ts
+    async with logs_of(home, other) as (old, _):
+        await old.create_channel(letters, ChannelPolicy())
+        entry = Entry(b"", ts, b"")
+        times = [ts, ts + compose(3_600_000), ts]
+        written = [group_letter("topic", entry, "group", "handler", "", 1, each, 100) for each in times]
+        await old.append_many([Append(letters, each, time) for each, time in zip(written, times, strict=True)])
+    await replicated(home, other)
+    promoted, _ = await forced(home, other)
+    async with logs_of(promoted, other) as (log, _):
+        assert len([each async for each in stored_entries(log, await log.describe(letters))]) == len(times)
+
+
 async def test_a_collection_that_was_dropped_behind_the_line_and_created_again_is_told(home: Any) -> None:
     other = replica_of(home)
     async with home.people_client() as client:
@@ -239,3 +261,29 @@ async def test_a_promotion_that_is_typed_again_behind_the_fence_says_what_has_ha
             _ = [each async for each in left_out(replica, state)]
         with pytest.raises(InvalidRequest, match=NEW):
             await promote_at_line(replica, log, REPLICA, "memory://other")
+
+
+@pytest.mark.parametrize("is_gone", [True, False], ids=["the source is gone", "promoted in the end"])
+async def test_a_promotion_that_does_not_end_takes_nothing_from_the_line(home: Any, is_gone: bool) -> None:
+    """The source may be lost before it is fenced."""
+    other = replica_of(home)
+    async with home.people_client() as client:
+        await client.insert("people", home.people(1))
+        await client.create_topic("short", 1)
+        await client.send("short", "0")
+    await replicated(home, other)
+    async with home.client() as client:
+        await client.drop_topic("short")
+        await asyncio.sleep(1)
+    async with logs_of(home, other) as (old, new):
+        [channel] = [name for name in await new.channels() if "-topic_" in name]
+        assert channel not in await old.channels()
+        with pytest.raises(InvalidRequest, match="--tables"):
+            await promote(old, new, SOURCE, REPLICA)
+        if not is_gone:
+            await promote(old, new, SOURCE, REPLICA, tables=tables_of(home))
+            assert channel not in await new.channels()
+            return
+    promoted, _ = await forced(home, other)
+    async with promoted.client() as client, await client.subscribe("short", "readers") as reader:
+        assert await received(reader, 1) == ["0"]

@@ -493,7 +493,12 @@ async def test_two_replicators_do_not_both_write(source: MemoryWal, target: Memo
     target.capabilities = replace(target.capabilities, one_machine=False)
     await fill(source, "orders", range(10))
     first = started(source, target)
-    await until_same(source, target, first)
+
+    async def is_saved() -> bool:  # what is saved just then would refuse the claim of the second one
+        place = (await replication_state(target)).channels.get("orders")
+        return place is not None and place.source == await source.latest_id("orders")
+
+    await until(is_saved, first)
     second = started(source, target)
     with pytest.raises(Fenced, match="another replicator"):
         await first

@@ -9,6 +9,8 @@ from tidewal.runtime.errors import Fenced, Moved, Unavailable
 from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.migration.migration import migrate
+from tidewal.runtime.replication.promotion import promote
+from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.testing.memory import MemoryWal
 
 
@@ -43,6 +45,23 @@ async def test_nor_one_whose_migration_has_not_ended(processes: Processes) -> No
     assert "tidewal migrate" in str(result)
     command = await processes.open(in_use_only=False)  # it has the migration
     await command.wal.append("a", b"left")
+
+
+@virtual
+async def test_a_node_does_not_come_to_own_a_log_that_a_replica_has_replaced(processes: Processes) -> None:
+    """It looks at a migration itself, and at no promotion: one that stood still would go on, and nobody has what it
+    acknowledges."""
+    owner = await processes.owner("a")
+    node = await processes.open(in_use_only=False)
+    await owner.wal.close()
+    promoting, replica = await processes.open_to_own(), MemoryWal()
+    async with Replicator(promoting.wal, replica, "simulated://").claimed():
+        pass
+    await promote(promoting.wal, replica, "simulated://", "memory://replica")
+    await promoting.wal.close()
+    (result,) = await appended(node.wal, "a", [b"lost"])
+    assert isinstance(result, Moved)
+    assert result.url == "memory://replica"
 
 
 @virtual
