@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import re
 import struct
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import pytest
 import typer
@@ -51,6 +52,15 @@ def in_this_process(application: typer.Typer, capsys: pytest.CaptureFixture[str]
         return Ended(int(ended.value.code or 0), out, err)
 
     return run
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a command that was started with --json says next; on a busy machine warnings come before it."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            return cast("dict[str, Any]", json.loads(line))
+    raise AssertionError("the command has ended")
 
 
 @contextmanager

@@ -120,12 +120,15 @@ class Management(ChannelAccess):
         return EncodedEntries(names, rows, list(map(len, payloads)))
 
     async def _identify(self, channel: KafkaChannel) -> None:
+        noted = channel.topic_id
         found = await self._cluster.topic_id(channel.topic)
         if found is not None and (found == channel.topic_id or (found == NO_ID and channel.topic_id)):
             return
         await self._catalog.sync()
         if channel.dropped:
             raise was_dropped(channel)
+        if channel.topic_id != noted:  # another process has created the topic, perhaps since it was looked for
+            found = await self._cluster.topic_id(channel.topic)
         if channel.topic_id is None and self._read_only:
             raise ChannelNotFound(f"the topic of channel {channel.name} is not created yet", channel=channel.name)
         if channel.topic_id is None and found is None:

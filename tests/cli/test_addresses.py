@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Command, Start
+from tests.commands import Command, Start, said
 from tidewal import connect
 from tidewal.cli.process_metrics import free_port
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -23,8 +23,7 @@ ROWS = [{"id": n} for n in range(20)]
 def test_a_node_says_its_address(command: Command, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TIDEWAL__CLUSTER__SECRET", "a long secret")
     node = start("run", "--data", tmp_path / "data", "--json", "--listen", "127.0.0.1:0", "--name", "n1")
-    assert node.stdout is not None
-    where = json.loads(node.stdout.readline())
+    where = said(node)
     assert re.fullmatch(r"127\.0\.0\.1:\d{2,5}", where["address"])
     log = tmp_path / "data" / "log"
     assert f"node     n1 at {where['address']}, healthy" in command("status", log).out
@@ -58,8 +57,7 @@ def test_the_processes_of_a_node_ask_each_other_directly(start: Start, tmp_path:
     monkeypatch.setenv("TIDEWAL__CLUSTER__SECRET", "a long secret")
     options = ("--processes", "4", "--listen", "127.0.0.1:0", "--metrics-port", free_port(), "--json")
     node = start("run", "--data", tmp_path / "data", *options)
-    assert node.stdout is not None
-    where = json.loads(node.stdout.readline())
+    where = said(node)
     asyncio.run(write_and_count(tmp_path / "data"))
     with urllib.request.urlopen(where["metrics"], timeout=20) as page:
         asked = re.findall(r'direct_request_total\{.*route="direct"\} ([0-9.]+)', page.read().decode())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.commands import Command, as_processes, wait_until_read
+from tests.commands import Command, as_processes, said, wait_until_read
 from tidewal.cli import connect
 from tidewal.cli.open_log import catalog_of, stored
 from tidewal.runtime.clock import HybridClock
@@ -42,8 +42,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("node")
     with as_processes("-m", "tidewal", cwd=home) as start:
         process = start("run", "--data", home / "data", "--json", "--log-level", "warn")
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["wal"]
+        yield said(process)["wal"]
 
 
 @pytest.fixture

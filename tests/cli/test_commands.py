@@ -14,6 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.commands import said
 from tidewal.actors.standalone import standalone
 from tidewal.adapters.rocksmq import RocksMQ
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
@@ -43,8 +44,7 @@ def data(tmp_path: Path) -> Path:
 def running(data: Path, start: Callable[..., subprocess.Popen[str]]) -> dict[str, Any]:
     """A node as a process of its own on that directory, and where it listens."""
     process = start("run", "--data", data, "--json")
-    assert process.stdout is not None
-    where: dict[str, Any] = json.loads(process.stdout.readline())
+    where = said(process)
     return where | {"process": process}
 
 
@@ -95,7 +95,7 @@ def test_tail_of_the_catalog_ends_at_its_limit(command: Callable[..., Any], data
 def test_tail_follows_until_it_is_interrupted(start: Callable[..., subprocess.Popen[str]], running: dict[str, Any]):
     process = start("tail", running["wal"], "by-dev-cuts", "--json")
     assert process.stdout is not None
-    assert json.loads(process.stdout.readline())["type"] == "CUT"
+    assert said(process)["type"] == "CUT"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert "Traceback" not in process.stdout.read()
@@ -112,7 +112,7 @@ def tail_of_cuts(start: Callable[..., subprocess.Popen[str]], command: Callable[
     stored = json_lines(command("tail", url(data), "by-dev-cuts", "--no-follow", "--json").out)
     process = start("tail", url(data), "by-dev-cuts", "--json")
     assert process.stdout is not None
-    assert [json.loads(process.stdout.readline()) for _ in stored] == stored
+    assert [said(process) for _ in stored] == stored
     return process
 
 
@@ -123,7 +123,7 @@ def test_a_command_that_owns_the_log_makes_way_for_a_node(
     assert (data / "log" / "LOCK").read_text().strip() == str(process.pid)
     for _ in range(2):
         asyncio.run(cut(data))
-        assert json.loads(process.stdout.readline())["type"] == "CUT"
+        assert said(process)["type"] == "CUT"
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
 
@@ -228,8 +228,7 @@ def test_a_second_node_on_the_directory_is_refused(command: Callable[..., Any], 
 
 def test_metrics_are_where_run_says(start: Callable[..., subprocess.Popen[str]], tmp_path: Path, free_port: int):
     process = start("run", "--data", tmp_path / "new", "--metrics-port", free_port, "--json")
-    assert process.stdout is not None
-    where = json.loads(process.stdout.readline())
+    where = said(process)
     assert where["tables"] == str(tmp_path / "new" / "tables")
     with urlopen(where["metrics"], timeout=60) as answer:
         assert b"tidewal_" in answer.read()

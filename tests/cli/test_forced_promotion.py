@@ -18,6 +18,7 @@ import tidewal
 from tests.backends import log_url
 from tests.cli.test_online_migration import THINGS, found
 from tests.cli.test_replicate_node import begun
+from tests.commands import said
 from tests.turns import in_turn
 from tidewal.cli.open_log import opened
 from tidewal.runtime.config.loading import load_settings
@@ -120,10 +121,7 @@ def nodes_of(start: Start, directory: Path, url: str, names: str) -> list[subpro
     for name in names:
         options = ("--data", directory / name, "--name", name, "--tables", directory / "tables")
         nodes.append(start("run", *options, "--wal", url, "--json"))
-        output = nodes[-1].stdout
-        assert output is not None
-        while not (line := output.readline()).startswith("{"):
-            assert line, "the node has ended"
+        said(nodes[-1])
     return nodes
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.commands import Command, Start
+from tests.commands import Command, Start, said
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +22,7 @@ def log(start: Start, command: Command, tmp_path: Path) -> str:
     settings = tmp_path / "settings.yaml"
     settings.write_text("rocksmq: {segmentSizeInMB: 1}\n")
     process = start("run", "--data", tmp_path / "data", "--config", settings, "--json")
-    assert process.stdout is not None
-    url = json.loads(process.stdout.readline())["wal"]
+    url = said(process)["wal"]
     fields = ("--field", "id:int64", "--field", "text:varchar")
     ended = command("create", url, "texts", *fields, "--primary-key", "id")
     assert ended.status == 0, ended.err

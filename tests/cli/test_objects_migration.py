@@ -15,6 +15,7 @@ import pytest
 import tidewal
 from tests.cli.test_online_migration import clients_go_on, found
 from tests.cli.test_processes_migration import MOMENTS, killed_in_the_switch, migrated_past_a_kill, written_meanwhile
+from tests.commands import said
 from tests.turns import in_turn
 from tidewal.runtime.config.loading import load_settings
 
@@ -42,10 +43,7 @@ def start_nodes(start: Start, tmp_path: Path, url: str) -> list[subprocess.Popen
     for name in "ab":
         options = ("--data", tmp_path / name, "--name", name, "--tables", tmp_path / "tables")
         nodes.append(start("run", *options, "--wal", url, "--json"))
-        output = nodes[-1].stdout
-        assert output is not None
-        while not (line := output.readline()).startswith("{"):
-            assert line, "the node has ended"
+        said(nodes[-1])
     return nodes
 
 

@@ -4,19 +4,18 @@ one, also where the process that has the directory is killed meanwhile."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 import tidewal
 from tests.cli.test_online_migration import THINGS, clients_go_on, found
+from tests.commands import said
 from tests.turns import in_turn
 from tidewal.runtime.errors import Moved
 from tidewal.runtime.log.migration_state import MigrationPhase, MigrationState, change_migration_state
@@ -30,14 +29,7 @@ ROWS = 100  # at the least, before and behind the migration
 def start_processes(start: Start, data: Path) -> tuple[subprocess.Popen[str], int]:
     """A node in two processes, and the id of that which has the log's directory."""
     node = start("run", "--data", data, "--processes", 2, "--json")
-    assert node.stdout is not None
-    return node, owner_in(node.stdout)
-
-
-def owner_in(output: IO[str]) -> int:
-    while not (line := output.readline()).startswith("{"):
-        assert line, "the node has ended"
-    return int(json.loads(line)["processes"]["owner"])
+    return node, int(said(node)["processes"]["owner"])
 
 
 async def opened(url: str) -> None:

@@ -19,7 +19,7 @@ import typer
 pytest.importorskip("pyspark")
 
 from tests.brokers.processes import free_ports
-from tests.commands import tracebacks
+from tests.commands import said, tracebacks
 from tidewal.actors.standalone import standalone
 from tidewal.cli import spark_pipelines, spark_running
 from tidewal.runtime.log.wal import ChannelPolicy
@@ -114,8 +114,7 @@ def url(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> str:
 
     asyncio.run(fill())
     process = start("run", "--data", tmp_path / "data", "--json")
-    assert process.stdout is not None
-    return str(json.loads(process.stdout.readline())["wal"])
+    return str(said(process)["wal"])
 
 
 def lines(ended: Any) -> list[dict[str, Any]]:
@@ -167,7 +166,7 @@ def test_a_pipeline_runs_until_it_is_told_to_stop(start: Callable[..., Any], url
     [port] = free_ports(1)
     arguments = ("spark", "export", url, "things", tmp_path / "files", "--every", "100 milliseconds", "--json")
     process = start(*arguments, "--metrics-port", port)
-    told = next(json.loads(line) for line in process.stdout if line.startswith("{"))
+    told = said(process)
     assert told["rows"] == 9
     page = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
     assert "tidewal_spark_query_num" in page

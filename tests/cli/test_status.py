@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import Command, Start
+from tests.commands import Command, Start, said
 from tidewal.actors.standalone import standalone
 from tidewal.cli.status import _print
 from tidewal.runtime.log.opening import open_wal
@@ -81,8 +81,7 @@ def test_a_node_is_told_with_its_collections_and_groups(command: Command, log: P
 
 def test_a_node_without_a_directory_is_found_in_the_default_one(command: Command, start: Start, tmp_path: Path):
     process = start("run", "--json")
-    assert process.stdout is not None
-    where = json.loads(process.stdout.readline())
+    where = said(process)
     assert where["wal"] == f"rocksmq://{tmp_path}/tidewal-data/log"
     assert where["tables"] == f"{tmp_path}/tidewal-data/tables"
     assert command("status", tmp_path / "tidewal-data").status == 0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.commands import Command, Start
+from tests.commands import Command, Start, said
 from tests.objects.faulty_http import FaultyStore
 from tidewal.runtime.tables import object_options
 
@@ -19,8 +18,7 @@ def test_a_node_keeps_its_tables_in_a_bucket_and_others_check_them(
 ) -> None:
     tables = f"{bucket}/tables"
     process = start("run", "--data", tmp_path / "data", "--tables", tables, "--json")
-    assert process.stdout is not None
-    where = json.loads(process.stdout.readline())
+    where = said(process)
     assert where["tables"] == tables
     log = where["wal"]
     assert command("create", log, "things", "--field", "id:int64", "--primary-key", "id").status == 0

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import tracebacks
+from tests.commands import said, tracebacks
 from tests.turns import cases_in_turn
 from tidewal.actors.client import Client
 from tidewal.runtime.log.opening import open_wal
@@ -79,12 +79,7 @@ class Nodes:
     async def start(self, name: str) -> subprocess.Popen[str]:
         """Start a node, and wait until it is ready."""
         node = self._start("run", "--data", self._data, "--wal", self._url, "--name", name, "--json")
-
-        def started() -> bool:
-            assert node.stdout is not None
-            return any(line.startswith("{") for line in node.stdout)
-
-        assert await asyncio.wait_for(asyncio.to_thread(started), BOUND_S)
+        await asyncio.wait_for(asyncio.to_thread(said, node), BOUND_S)
         return node
 
     async def end(self, node: subprocess.Popen[str]) -> None:

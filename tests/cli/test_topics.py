@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Command, as_processes
+from tests.commands import Command, as_processes, said
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +19,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     home = tmp_path_factory.mktemp("node")
     with as_processes("-m", "tidewal", cwd=home) as start:
         process = start("run", "--data", home / "data", "--json", "--log-level", "warn")
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["wal"]
+        yield said(process)["wal"]
 
 
 def test_a_topic_is_created_shown_written_read_and_dropped(command: Command, log: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tidewal.runtime.errors import CorruptLog
 from tidewal.runtime.log.heartbeats import Announcement
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry
+from tidewal.runtime.migration.group_positions import GroupPosition
 from tidewal.runtime.replication.channel_promise import ChannelPromise
 from tidewal.runtime.replication.consistent_line import ConsistentLine, LineEnd, StoredState
 from tidewal.runtime.streams.channel_reader import Granted
@@ -71,7 +72,12 @@ def test_an_announced_time_counts_once_the_replica_has_its_record() -> None:
 
 def test_a_line_goes_through_its_wire_form() -> None:
     line = ConsistentLine(
-        7, "by-dev-", {"c": b"\1"}, {"s": StoredState(ChannelPolicy(retention_s=None), [(5, b"x")])}, {"g": {"c": b""}}
+        7,
+        "by-dev-",
+        ends={"c": b"\1"},
+        ends_in_source={"c": b"\2"},
+        states={"s": StoredState(ChannelPolicy(retention_s=None), [(5, b"x")])},
+        groups={"g": {"c": GroupPosition(b"", b"mark")}},
     )
     assert ConsistentLine.from_wire(line.to_wire()) == line
     assert ConsistentLine.from_wire({}) is None

@@ -115,6 +115,25 @@ async def test_two_who_make_a_topic_at_once_agree_which_it_is(kafka, opening):
 
 
 @pytest.mark.broker
+async def test_a_topic_that_another_makes_just_behind_the_look_for_it_was_not_deleted(kafka, opening, monkeypatch):
+    wal, other = await opening(kafka), await opening(kafka)
+    looked_for, asked = [], Cluster.topic_id
+
+    async def late(self, topic):
+        found = await asked(self, topic)
+        if self is wal._management._cluster and topic not in looked_for:
+            looked_for.append(topic)
+            assert found is None
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(other.create_channel("a", PLAIN), loop))
+        return found
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(Cluster, "topic_id", late)
+    await wal.create_channel("a", PLAIN)
+    assert await wal.append("a", b"x") < await other.append("a", b"y")
+
+
+@pytest.mark.broker
 async def test_channels_of_brokers_without_ids_are_there_when_these_are_upgraded(kafka, opening, helpers, monkeypatch):
     asked = Cluster.topic_id
 

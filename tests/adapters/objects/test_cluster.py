@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tidewal
-from tests.commands import Start, as_processes
+from tests.commands import Start, as_processes, said
 from tidewal.actors.client import Client
 from tidewal.runtime.errors import TidewalError
 from tidewal.runtime.rows.schema import CollectionSchema, Field
@@ -44,8 +44,7 @@ def node(start: Start, directory: Path, name: str) -> subprocess.Popen[str]:
     """A node with all roles that is ready."""
     options = ("--data", directory / name, "--tables", directory / "tables", "--name", name, "--json")
     process = start("run", "--wal", f"file://{directory}/log", *options)
-    assert process.stdout is not None
-    json.loads(process.stdout.readline())
+    said(process)
     return process
 
 
