@@ -69,8 +69,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         uses = {*getattr(item, "fixturenames", ()), *_parameters(item)}
         group = next((name for name in SHARED if name in uses), item.nodeid.partition("::")[0])
-        if item.get_closest_marker("spark") and item.get_closest_marker("kills"):
-            group = "killed Sparks"  # one after another: two of them leave a small machine no time for their queries
         item.add_marker(pytest.mark.xdist_group(group))
         if any(map(item.get_closest_marker, HEAVY)) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(HEAVY_S))

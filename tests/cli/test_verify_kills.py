@@ -17,6 +17,7 @@ import pytest
 
 from tests.commands import Command, Start
 from tests.kill_demo import descendants, still_there
+from tests.turns import cases_in_turn
 from tidewal.actors.client import Client
 from tidewal.cli.kills import kill_run
 from tidewal.cli.kills.checked_client import read_keys
@@ -79,6 +80,7 @@ def test_processes_with_tables_in_a_bucket_are_killed(start: Start, bucket: str,
 @pytest.mark.kills
 @pytest.mark.broker
 @pytest.mark.spark
+@pytest.mark.parametrize("broker_url", cases_in_turn(("kafka", "pulsar")), indirect=True)
 def test_nodes_on_brokers_are_killed_beside_spark(start: Start, broker_url: str, seed: int) -> None:
     of_run = ["--log", broker_url, "--kills", 10, "--seed", seed]
     verdict = verdict_of(start("verify", "kills", *of_run, "--spark", "--json"))
