@@ -7,6 +7,7 @@ import asyncio
 import math
 import random
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,8 +22,9 @@ from tests.actors.test_node_replication_model import FarLockedWal, LockedWal, ta
 from tests.actors.test_online_migration_transactions import PreparedWal
 from tests.dying_wal import Killed
 from tidewal.runtime.errors import InvalidRequest
-from tidewal.runtime.log.record import TIMELESS_TYPES, RecordType, decode
+from tidewal.runtime.log.record import TIMELESS_TYPES, Record, RecordType, decode
 from tidewal.runtime.log.replication_state import replication_state
+from tidewal.runtime.log.wal import Entry
 from tidewal.runtime.migration.node_records import node_entry
 from tidewal.runtime.replication.forced_promotion import line_of
 from tidewal.runtime.replication.replicator import Replicator
@@ -231,21 +233,28 @@ async def _rest(member: Any) -> list[str]:
 
 def check_channels(source: MemoryLog, promoted: MemoryLog, time: float = math.inf) -> None:
     """Each channel of the owners ends where the source's has its first record above the time, with the same entries
-    before."""
+    before. What landed late, of an owner whose term was over, is no part of either."""
     for name, channel in promoted.channels.items():
         is_owned = "-dml_" in name or "-topic_" in name or "-delays_" in name
         if not is_owned or name not in source.channels:  # dropped since
             continue
-        before, highest = [], 0
-        for entry in source.channels[name].entries:
-            record = decode(entry.payload)
-            if record.term >= highest and record.ts > time and record.type not in TIMELESS_TYPES:
+        before = []
+        for entry, record in _in_term(source.channels[name].entries):
+            if record.ts > time and record.type not in TIMELESS_TYPES:
                 break
-            highest = max(highest, record.term)
             before.append((entry.timestamp, bytes(node_entry(name, entry).payload)))
         while before and before[-1][0] > time:  # what is prepared there is not of the line
             before.pop()
-        there = [(entry.timestamp, bytes(entry.payload)) for entry in channel.entries]
+        there = [(entry.timestamp, bytes(entry.payload)) for entry, _ in _in_term(channel.entries)]
         common = min(len(before), len(there))
         assert there[len(there) - common :] == before[len(before) - common :], name
         assert there or not before or record.type is RecordType.TIME_TICK, name
+
+
+def _in_term(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Record]]:
+    highest = 0
+    for entry in entries:
+        record = decode(entry.payload)
+        if record.term >= highest:
+            highest = record.term
+            yield entry, record
