@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-LOOK_S: Final = 10.0  # between two looks whether a log to which nothing comes was migrated
+LOOK_S: Final = 10.0  # between two looks whether a log to which nothing comes was migrated or replaced
 
 
 def _check_columns(options: ReadOptions, schema: StructType) -> None:
@@ -133,7 +133,7 @@ class TidewalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The next offset behind `start` within the limits; `start` itself when there is none yet. Raises `Moved` when
-        there will be none, for the log was migrated."""
+        there will be none, for the log was migrated or replaced by a replica."""
         newest = self._seen = self._target if self._targeted else self._plan.newest()
         if newest is None:
             return self._unchanged(start)

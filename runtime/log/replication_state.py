@@ -204,6 +204,25 @@ def _of_mark(mark: re.Match[str]) -> ReplicationState:
     )
 
 
+def replication_in(entries: Iterable[Entry]) -> ReplicationState:
+    """What the entries of a log's `REPLICATION_CHANNEL` say. Raises `FormatTooNew`, `CorruptLog`."""
+    reader, state = EntryReader("replication", VERSION), ReplicationState()
+    for entry in entries:
+        after = _decoded(reader, entry)
+        if after is not None and _follows(state, after):
+            state = after
+    return state
+
+
+def replica_id(names: Iterable[str], state: ReplicationState) -> str:
+    """What tells a replica, promoted or not, from its source, whose entries have other ids: its `log_id`; "" for a log
+    that is none. It has the channels `names`, and its `REPLICATION_CHANNEL` says `state`."""
+    marks = filter(None, map(_MARK.fullmatch, names))
+    of_mark = next((mark[1] for mark in marks if mark[2]), "")
+    is_replica = state.phase in (ReplicationPhase.REPLICA, ReplicationPhase.PROMOTED)
+    return of_mark or (state.log_id if is_replica else "")
+
+
 def behind(id: bytes) -> bytes:
     """The least id of its length above `id`. A hold there keeps all that follows `id`, and not its entry: that would
     keep the whole log of a channel that is idle."""
@@ -305,6 +324,11 @@ async def check_not_replica(wal: Wal, shown: str) -> None:
             f"{shown} is a replica of {state.other}: open it with read_only=True, or promote it (`tidewal promote`)",
             source=state.other,
         )
+    check_not_replaced(state, shown)
+
+
+def check_not_replaced(state: ReplicationState, shown: str) -> None:
+    """Raise `Moved` where the log, shown as `shown`, says `state`, and a replica has taken its place."""
     if state.phase is ReplicationPhase.REPLACED:
         raise Moved(
             f"a replica of {shown} was promoted and has taken its place: set wal to {state.other}, with the "

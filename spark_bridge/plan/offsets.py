@@ -66,7 +66,7 @@ class Offset:
         if stored.get("wal") != wal:
             raise PositionMismatch(
                 f"the offset is of a {stored.get('wal')} log, option wal names a {wal} one: correct option wal, or "
-                "start with a new checkpoint, which a query needs whose log was migrated",
+                "start with a new checkpoint, which a query needs whose log was migrated, or replaced by a replica",
                 expected=wal,
                 found=str(stored.get("wal")),
             )

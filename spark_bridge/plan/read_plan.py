@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -16,6 +16,7 @@ from ...runtime.errors import ChannelNotFound, PositionLost
 from ...runtime.log.blocking_reader import BlockingReader
 from ...runtime.log.migration_state import MARK, MIGRATION_CHANNEL, check_not_left, state_in
 from ...runtime.log.redaction import shown_url
+from ...runtime.log.replication_state import REPLICATION_CHANNEL, check_not_replaced, replica_id, replication_in
 from ..options import EARLIEST, LATEST, MicroBatchLimits, ReadOptions
 from ..scan.channel_range import BEGINNING, ChannelPlace, ChannelRange
 from .limits import Size, counted_entries, last_within
@@ -25,6 +26,7 @@ from .predicate import EVERYTHING, Predicate
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from ...runtime.log.wal import Entry
     from ..scan.scanner import ReadTask
 
 
@@ -84,14 +86,16 @@ class ReadPlan(ABC):
         return self._tasks(begin, end, predicate)
 
     def check_goes_on(self) -> None:
-        """Raise `Moved` where the log was migrated: nothing comes to it any more."""
-        if MIGRATION_CHANNEL not in self._log.channels():
-            return
-        try:
-            states = list(chain.from_iterable(self._log.read(MIGRATION_CHANNEL, None, None)))
-        except (ChannelNotFound, PositionLost):  # that was taken back meanwhile
-            return
-        check_not_left(state_in(states), shown_url(self._options.wal))
+        """Raise `Moved` where the log was migrated, or a replica has its place: nothing comes to it any more."""
+        shown = shown_url(self._options.wal)
+        with suppress(ChannelNotFound, PositionLost):  # that was taken back meanwhile, or more was said
+            check_not_left(state_in(self._entries(MIGRATION_CHANNEL)), shown)
+            check_not_replaced(replication_in(self._entries(REPLICATION_CHANNEL)), shown)
+
+    def _entries(self, channel: str) -> Sequence[Entry]:
+        """All that a channel has; nothing where there is none."""
+        is_there = channel in self._log.channels()
+        return list(chain.from_iterable(self._log.read(channel, None, None))) if is_there else ()
 
     def close(self) -> None:
         """Close the connection."""
@@ -166,9 +170,15 @@ class ReadPlan(ABC):
 
     @cached_property
     def _wal(self) -> str:
-        """The log that ids of entries are of: its kind, and the migration that has brought it what it has."""
-        marks = sorted(name for name in self._log.channels() if MARK.fullmatch(name))
-        return " ".join([scheme_of(self._options.wal), *marks])
+        """The log that ids of entries are of: its kind, and the migration or replication that has brought it what it
+        has."""
+        while True:
+            names = self._log.channels()
+            marks = sorted(name for name in names if MARK.fullmatch(name))
+            with suppress(ChannelNotFound, PositionLost):  # more was said meanwhile
+                replica = replica_id(names, replication_in(self._entries(REPLICATION_CHANNEL)))
+                if self._log.channels() == names:  # else a mark may say now what entries did
+                    return " ".join(filter(None, [scheme_of(self._options.wal), *marks, replica]))
 
     def _stored(self, offset: Offset) -> StoredOffset:
         return offset.stored(self._wal, self._of)

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from tidewal.runtime.errors import Moved
 from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState
+from tidewal.runtime.log.replication_state import REPLICATION_CHANNEL, ReplicationPhase, ReplicationState
 from tidewal.spark_bridge import readers
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan import open_plan
@@ -107,9 +108,7 @@ def test_all_limits_are_kept_though_spark_is_told_of_one(rng: random.Random, rea
         assert reader.partitions(at, at) == []
 
 
-def test_a_query_whose_log_was_migrated_ends_with_moved_once_it_has_read_that(
-    rng: random.Random, reader_of: Any
-) -> None:
+def test_a_query_whose_log_was_left_ends_with_moved_once_it_has_read_that(rng: random.Random, reader_of: Any) -> None:
     """Nothing comes to the old log any more, which can still be read: the query would wait for ever."""
     log = ListLog()
     story = Story(log.append)
@@ -131,3 +130,8 @@ def test_a_query_whose_log_was_migrated_ends_with_moved_once_it_has_read_that(
         reader.latestOffset(at, ReadAllAvailable())
     log.append(MIGRATION_CHANNEL, replace(state, phase=MigrationPhase.CANCELLING).entries()[0], 0)
     assert reader.latestOffset(at, ReadAllAvailable()) is at
+    replaced = ReplicationState(ReplicationPhase.REPLACED, uuid4().hex, uuid4().hex, "pulsar://replica", number=1)
+    log.append(REPLICATION_CHANNEL, replaced.entries()[0], 0)
+    clock.now_s += 10
+    with pytest.raises(Moved, match="set wal to pulsar://replica"):
+        reader.latestOffset(at, ReadAllAvailable())

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,8 +23,10 @@ from tidewal.runtime.errors import (
     PositionMismatch,
     TidewalError,
 )
+from tidewal.runtime.log import replication_state
 from tidewal.runtime.log.migration_state import MIGRATION_CHANNEL, mark_of
 from tidewal.runtime.log.record import Record, RecordType, encode
+from tidewal.runtime.log.replication_state import REPLICATION_CHANNEL, ReplicationPhase, ReplicationState
 from tidewal.spark_bridge.options import MicroBatchLimits, ReadOptions
 from tidewal.spark_bridge.plan.limits import counted_entries
 from tidewal.spark_bridge.plan.read_plan import ReadPlan
@@ -192,6 +195,28 @@ def test_an_offset_of_the_log_before_its_migration_is_refused() -> None:
     after = by_channel(log).newest()
     log.append("b", b"1", NOON)
     assert len(by_channel(log, starting=json.dumps(after)).all_tasks()) == 1
+
+
+def test_an_offset_of_the_source_is_refused_by_its_replica_and_one_of_that_goes_on_behind_the_promotion() -> None:
+    log = ListLog()
+    log.append("a", b"0", NOON)
+    log.append("b", b"0", NOON)
+    source = by_channel(log).newest()
+    state = ReplicationState(ReplicationPhase.REPLICA, log_id=uuid4().hex, source_id=uuid4().hex, number=1)
+    log.append(REPLICATION_CHANNEL, state.entries()[0], NOON)
+    replica = by_channel(log).newest()
+    promoted = replace(state, phase=ReplicationPhase.PROMOTED, number=2)
+    for mark in (promoted.entries()[0], None):
+        if mark is not None:
+            log.append(REPLICATION_CHANNEL, mark, NOON)
+        else:  # it is settled
+            log.entries[replication_state.mark_of(promoted)] = []
+            log.entries[REPLICATION_CHANNEL].clear()
+        assert by_channel(log, starting=json.dumps(replica)).newest() == replica
+        with pytest.raises(
+            PositionMismatch, match=rf"of a rocksmq log, .* names a rocksmq {state.log_id} one.*replica"
+        ):
+            by_channel(log, starting=json.dumps(source)).all_tasks()
 
 
 def test_a_pattern_leaves_out_what_a_migration_has_made() -> None:
