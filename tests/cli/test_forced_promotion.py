@@ -171,6 +171,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(0, 3)
 def test_a_log_in_object_storage(start: Start, tmp_path: Path) -> None:
     urls = [f"file://{tmp_path / name}" for name in ("source", "replica", "fresh")]
     forced(start, tmp_path, *urls, names="ab")
@@ -192,6 +193,7 @@ def on_brokers(
 
 @pytest.mark.long
 @pytest.mark.broker
+@pytest.mark.in_turn(1, 3)
 def test_a_log_on_kafka(start: Start, tmp_path: Path, kafka: Any, turn: int) -> None:
     mixed = ("kafka", "rocksmq", "rocksmq"), ("rocksmq", "kafka", "kafka")
     on_brokers(start, tmp_path, turn, "kafka", kafka, ("kafka", "kafka", "kafka"), *mixed)
@@ -199,6 +201,7 @@ def test_a_log_on_kafka(start: Start, tmp_path: Path, kafka: Any, turn: int) -> 
 
 @pytest.mark.long
 @pytest.mark.broker
+@pytest.mark.in_turn(2, 3)
 def test_a_log_on_pulsar(start: Start, tmp_path: Path, pulsar: Any, turn: int) -> None:
     on_brokers(
         start, tmp_path, turn, "pulsar", pulsar, ("pulsar", "pulsar", "pulsar"), ("pulsar", "rocksmq", "rocksmq")

@@ -15,6 +15,7 @@ import pytest
 import tidewal
 from tests.backends import log_url
 from tests.cli.test_online_migration import ROWS, THINGS, clients_go_on, found
+from tests.turns import cases_in_turn
 from tidewal.runtime.errors import Moved
 from tidewal.runtime.log.opening import open_wal
 
@@ -44,7 +45,7 @@ async def opened(url: str) -> None:
     await (await open_wal(url)).close()
 
 
-@pytest.mark.parametrize("kind", ["kafka", "rocksmq"])
+@pytest.mark.parametrize("kind", cases_in_turn(("kafka", "rocksmq")))
 def test_nodes_on_kafka_and_their_clients_go_over_to_another_log(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, kafka: Any, kind: str
 ) -> None:
@@ -91,10 +92,11 @@ async def until_killed(old: str, migrate: Callable[[], subprocess.Popen[str]], e
     return keys
 
 
-@pytest.mark.parametrize("back", [False, True], ids=["goes on", "is taken back"])
+@pytest.mark.parametrize("end", cases_in_turn(("goes on", "is taken back")))
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
-    start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path, kafka: Any, back: bool
+    start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path, kafka: Any, end: str
 ) -> None:
+    back = end == "is taken back"
     old, new = log_url("kafka", kafka), log_url("kafka", kafka)
     nodes = start_nodes(start, tmp_path, old, "ab")
     arguments = ("migrate", old, "--to", new, *(("--cancel",) if back else ("--tables", str(tmp_path / "tables"))))

@@ -37,9 +37,19 @@ def test_the_lacks_are_forced_and_no_kernel_syncs() -> None:
 @pytest.mark.parametrize(
     ("modules", "at_least"),
     [
-        (("tests/adapters/conformance/test_suite.py", "-k", "rocksmq"), 200),
-        (tuple(f"tests/adapters/rocksmq/test_{name}.py" for name in ("socket", "owning", "turns", "handover")), 60),
-        (("tests/actors/test_standalone.py", "tests/actors/test_connect.py"), 10),
+        pytest.param(*case, marks=pytest.mark.in_turn(number, 3))
+        for number, case in enumerate(
+            (
+                (("tests/adapters/conformance/test_suite.py", "-k", "rocksmq"), 200),
+                (
+                    tuple(
+                        f"tests/adapters/rocksmq/test_{each}.py" for each in ("socket", "owning", "turns", "handover")
+                    ),
+                    60,
+                ),
+                (("tests/actors/test_standalone.py", "tests/actors/test_connect.py"), 10),
+            )
+        )
     ],
     ids=["conformance", "log", "node"],
 )

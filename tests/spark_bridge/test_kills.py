@@ -108,6 +108,7 @@ def executors(child: Child) -> set[int]:
     return found
 
 
+@pytest.mark.in_turn(0, 2)
 def test_drivers_and_owners_that_are_killed_lose_and_double_nothing(tmp_path: Path, rng: random.Random) -> None:
     moments = some_moments(rng, ["written", "planned", "random", "owner", "planned"], kills=5)
     with running(f"rocksmq://{tmp_path}/log", tmp_path, rng, QUERIES) as (node, driver):
@@ -121,6 +122,7 @@ def test_drivers_and_owners_that_are_killed_lose_and_double_nothing(tmp_path: Pa
 
 
 @pytest.mark.broker
+@pytest.mark.in_turn(1, 2)
 def test_drivers_executors_and_brokers_that_are_killed_lose_and_double_nothing(
     own_kafka: Any, tmp_path: Path, rng: random.Random
 ) -> None:

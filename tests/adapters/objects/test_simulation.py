@@ -29,7 +29,7 @@ def test_whatever_fails_what_was_acknowledged_is_there_once_and_all_read_the_sam
 @pytest.mark.long
 @pytest.mark.timeout(10_800)
 def test_many_logs(seed: int) -> None:
-    for number in range(SEEDS or 40):
+    for number in range(SEEDS or 25):
         simulate_log(seed + number)
 
 
