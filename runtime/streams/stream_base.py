@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def reading(
-    wal: Wal, channel: str, start: Start, where: RecordFilter | None = None
+    wal: Wal, channel: str, start: Start, where: RecordFilter | None = None, turn: int = ENTRIES_PER_TURN
 ) -> AsyncGenerator[AsyncIterator[Sequence[Entry]]]:
     """`wal.read(channel, start)`, or with `where` `wal.read_where`, closed at the end of the block, whether it ends or
-    raises. Between each `ENTRIES_PER_TURN` entries other tasks run, such as those that renew leases."""
+    raises. Between each `turn` entries other tasks run, such as those that renew leases."""
     batches = wal.read(channel, start) if where is None else wal.read_where(channel, start, where)
     entries = cast("AsyncGenerator[Sequence[Entry], None]", batches)
-    turns = _turns(entries)
+    turns = _turns(entries, turn)
     try:
         yield turns
     finally:
@@ -50,13 +50,13 @@ async def reading(
         await entries.aclose()
 
 
-async def _turns(batches: AsyncIterator[Sequence[Entry]]) -> AsyncGenerator[Sequence[Entry], None]:
+async def _turns(batches: AsyncIterator[Sequence[Entry]], turn: int) -> AsyncGenerator[Sequence[Entry], None]:
     async for entries in batches:
-        if len(entries) <= ENTRIES_PER_TURN:
+        if len(entries) <= turn:
             yield entries
             continue
-        for at in range(0, len(entries), ENTRIES_PER_TURN):
-            yield entries[at : at + ENTRIES_PER_TURN]
+        for at in range(0, len(entries), turn):
+            yield entries[at : at + turn]
             await asyncio.sleep(0)
 
 
