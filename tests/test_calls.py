@@ -35,7 +35,7 @@ def test_it(Message):
         ("MemoryWal(Log(), fault=1)", "MemoryWal(...): got an unexpected keyword argument 'fault'"),
         ("MemoryWal(*(), fault=1)", "MemoryWal(...): got an unexpected keyword argument 'fault'"),
         ("tidewal.runtime.testing.simulate_cluster()", "tidewal.runtime.testing.simulate_cluster(...): missing a req"),
-        ("tidewal.errors.Unavailble", "tidewal.runtime.errors has no Unavailble"),
+        ("tidewal.runtime.errors.Unavailble", "tidewal.runtime.errors has no Unavailble"),
         ("HybridClock.uppdate", "HybridClock has no uppdate"),
         ("ClusterSettings(leas_ms=1)", "ClusterSettings(...): got an unexpected keyword argument 'leas_ms'"),
     ],
