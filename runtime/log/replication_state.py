@@ -177,6 +177,12 @@ def _follows(before: ReplicationState, after: ReplicationState) -> bool:
     return same_log and after.number > before.number and after.phase in _NEXT[before.phase]
 
 
+def _behind_entry(before: ReplicationState, reader: EntryReader, entry: Entry) -> ReplicationState:
+    """What a log says with one more entry."""
+    after = _decoded(reader, entry)
+    return after if after is not None and _follows(before, after) else before
+
+
 def mark_of(state: ReplicationState) -> str:
     """The name of the empty channel that says what `state` does, a source's or a promoted replica's."""
     return REPLICATION_MARK_PREFIX + "-".join(filter(None, (state.log_id, state.source_id)))
@@ -208,9 +214,7 @@ def replication_in(entries: Iterable[Entry]) -> ReplicationState:
     """What the entries of a log's `REPLICATION_CHANNEL` say. Raises `FormatTooNew`, `CorruptLog`."""
     reader, state = EntryReader("replication", VERSION), ReplicationState()
     for entry in entries:
-        after = _decoded(reader, entry)
-        if after is not None and _follows(state, after):
-            state = after
+        state = _behind_entry(state, reader, entry)
     return state
 
 
@@ -276,9 +280,7 @@ class ReplicationStates:
         async with aclosing(batches):
             async for entries in batches:
                 for entry in entries:
-                    after = _decoded(self._reader, entry)
-                    if after is not None and _follows(self.state, after):
-                        self.state = after
+                    self.state = _behind_entry(self.state, self._reader, entry)
                     self._read_to = entry.id
                 if self._read_to >= upto:
                     return

@@ -75,12 +75,6 @@ class LogStates:
             return False
         return info.name not in self._written and info.name not in self._left
 
-    async def is_written_since(self, old: Wal, info: ChannelInfo) -> bool:
-        """Whether a channel that is copied, of which `old` said `info` before, has become a state since these were
-        read: it was empty then, or not there."""
-        type = _type_of_state(info.name)
-        return type is not None and await begins_with(old, info.name, type)
-
     def is_left(self, channel: str) -> bool:
         """Whether the entries of a channel stay behind."""
         return channel in self._left
@@ -103,6 +97,13 @@ def _type_of_state(channel: str) -> RecordType | None:
     if channel == PRODUCER_CHANNELS or channel.startswith(PRODUCER_PREFIX):
         return RecordType.PRODUCER
     return next((type for ending, type in STATE_CHANNELS.items() if channel.endswith(ending)), None)
+
+
+async def is_state(wal: Wal, channel: str) -> bool:
+    """Whether a channel is named like a state, and begins like one. One that is copied all the same has become it since
+    `LogStates` were read: it was empty then, or not there."""
+    type = _type_of_state(channel)
+    return type is not None and await begins_with(wal, channel, type)
 
 
 async def _producers(old: Wal) -> Mapping[str, MovedState[Any]]:

@@ -29,7 +29,7 @@ from .beginning import PREPARED, UNDER_WAY, begin, check_source, check_target, h
 from .channel_copy import HOLDER
 from .compared_channel import ChannelProof
 from .group_positions import GroupPosition, idle_groups, metadata_in_place, store_positions
-from .log_states import LogStates, check_ledgers
+from .log_states import LogStates, check_ledgers, is_state
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import channels_of, drop_vanished, mirrored_channel
 from .node_log import NO_NODE, NodeProof, check_tables, nothing_copied, settle_node
@@ -220,7 +220,7 @@ async def _mirrored(run: MigrationRun, on_progress: OnProgress, states: LogState
             if states.is_left(name):
                 channels[name] = nothing_copied(info.latest_id or b"")
             continue
-        if await states.is_written_since(old, info):
+        if await is_state(old, name):
             raise Unavailable(f"{name} came since: a program or a node has begun to use the log. Stop it, and go on")
         on_progress(f"copying {name}")
         positions = [group.positions[name] or b"" for group in groups if name in group.positions]

@@ -17,7 +17,7 @@ from ..log.wal import ChannelInfo, Wal
 from .beginning import PREPARED, begin, check_source, fitting, reserve
 from .compared_channel import ComparedChannel
 from .group_positions import idle_groups
-from .log_states import LogStates
+from .log_states import LogStates, is_state
 from .migration import OnProgress
 from .migration_run import SETTLE_S, Compared, MigrationRun
 from .mirrored_channels import begin_anew, channels_of, drop_vanished, mirrored_channel
@@ -95,7 +95,7 @@ async def _round(run: MigrationRun, on_progress: OnProgress) -> float:
 
 async def _copied(run: MigrationRun, info: ChannelInfo, states: LogStates, on_progress: OnProgress) -> None:
     """Copy and compare what the channel has that is not copied yet."""
-    if not states.is_copied(info) or await states.is_written_since(run.old, info):
+    if not states.is_copied(info) or await is_state(run.old, info.name):
         return
     if info.name not in run.compared:
         on_progress(f"copying {info.name}")

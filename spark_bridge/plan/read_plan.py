@@ -173,12 +173,12 @@ class ReadPlan(ABC):
         """The log that ids of entries are of: its kind, and the migration or replication that has brought it what it
         has."""
         while True:
-            names = self._log.channels()
-            marks = sorted(name for name in names if MARK.fullmatch(name))
             with suppress(ChannelNotFound, PositionLost):  # more was said meanwhile
-                replica = replica_id(names, replication_in(self._entries(REPLICATION_CHANNEL)))
-                if self._log.channels() == names:  # else a mark may say now what entries did
-                    return " ".join(filter(None, [scheme_of(self._options.wal), *marks, replica]))
+                replication = replication_in(self._entries(REPLICATION_CHANNEL))
+                names = self._log.channels()  # behind that: a mark comes before the entries go that say the same
+                marks = sorted(name for name in names if MARK.fullmatch(name))
+                replica = replica_id(names, replication)
+                return " ".join(filter(None, [scheme_of(self._options.wal), *marks, replica]))
 
     def _stored(self, offset: Offset) -> StoredOffset:
         return offset.stored(self._wal, self._of)

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.turns import cases_in_turn
+
 ROOT = Path(__file__).parents[2]
 FORCED = Path(__file__).with_name("forced")
 LACKS = ("os.eventfd", "os.fdatasync", "socket.SOCK_CLOEXEC", "time.CLOCK_BOOTTIME")
+OF_LOG = tuple(f"tests/adapters/rocksmq/test_{name}.py" for name in ("socket", "owning", "turns", "handover"))
+SUITES = (  # modules, and how many tests they have at least
+    (("tests/adapters/conformance/test_suite.py", "-k", "rocksmq"), 200),
+    (OF_LOG, 60),
+    (("tests/actors/test_standalone.py", "tests/actors/test_connect.py"), 10),
+)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -34,27 +42,10 @@ def test_the_lacks_are_forced_and_no_kernel_syncs() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("modules", "at_least"),
-    [
-        pytest.param(*case, marks=pytest.mark.in_turn(number, 3))
-        for number, case in enumerate(
-            (
-                (("tests/adapters/conformance/test_suite.py", "-k", "rocksmq"), 200),
-                (
-                    tuple(
-                        f"tests/adapters/rocksmq/test_{each}.py" for each in ("socket", "owning", "turns", "handover")
-                    ),
-                    60,
-                ),
-                (("tests/actors/test_standalone.py", "tests/actors/test_connect.py"), 10),
-            )
-        )
-    ],
-    ids=["conformance", "log", "node"],
-)
+@pytest.mark.parametrize("suite", cases_in_turn(SUITES), ids=["conformance", "log", "node"])
 @pytest.mark.timeout(600)
-def test_the_log_and_a_node_do_all_they_do_on_linux(modules: tuple[str, ...], at_least: int, tmp_path: Path) -> None:
+def test_the_log_and_a_node_do_all_they_do_on_linux(suite: tuple[tuple[str, ...], int], tmp_path: Path) -> None:
+    modules, at_least = suite
     counted = tmp_path / "full-syncs"
     command = [
         sys.executable,

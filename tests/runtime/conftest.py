@@ -157,3 +157,15 @@ def make_world() -> type[World]:
 @pytest.fixture
 def holding_wal() -> type[HoldingWal]:
     return HoldingWal
+
+
+@pytest.fixture
+def source() -> MemoryWal:
+    """A log to replicate."""
+    return MemoryWal(MemoryLog())
+
+
+@pytest.fixture
+def target() -> MemoryWal:
+    """One to be its replica."""
+    return MemoryWal(MemoryLog())

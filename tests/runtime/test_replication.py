@@ -77,16 +77,6 @@ TIMES = ReplicationTimes(look_s=0.01, save_s=0.03, halted_s=0.05)
 WITHIN_S = 60.0
 
 
-@pytest.fixture
-def source() -> MemoryWal:
-    return MemoryWal(MemoryLog())
-
-
-@pytest.fixture
-def target() -> MemoryWal:
-    return MemoryWal(MemoryLog())
-
-
 async def contents(wal: Wal) -> dict[str, list[tuple[int, bytes]]]:
     """The entries of each channel that replication mirrors."""
     found: dict[str, list[tuple[int, bytes]]] = {}

@@ -29,16 +29,6 @@ from tidewal.runtime.replication.salvage import unreplicated_entries
 from tidewal.runtime.testing import MemoryLog, MemoryWal
 
 
-@pytest.fixture
-def source() -> MemoryWal:
-    return MemoryWal(MemoryLog())
-
-
-@pytest.fixture
-def target() -> MemoryWal:
-    return MemoryWal(MemoryLog())
-
-
 async def test_a_channel_that_was_created_again_with_another_policy_is_salvaged_as_a_whole() -> None:
     """Wherever the replicator is killed: once the old entries are gone nothing says that they are there."""
     left = 0
