@@ -25,6 +25,7 @@ from ...runtime.errors import (
     TopicNotFound,
     Unavailable,
     Unsupported,
+    of_unknown_outcome,
 )
 from ...runtime.groups.coordinator_client import GroupAcks
 from ...runtime.groups.group_consumer import FIRST_PAUSE_S, LAST_PAUSE_S, GroupConsumer
@@ -73,8 +74,8 @@ class TopicMember(RecordMember):
     It delivers `TopicPack`s, each of one partition. Where a topic gets another number of partitions, it goes on with
     these by itself: each once the group has acknowledged all that its predecessors have. Where one of the topics is
     dropped, iterating raises `TopicNotFound`, within `LOOK_S` seconds. Where the log is migrated it joins again there;
-    what was delivered before cannot be acknowledged any more (`Fenced`), and is delivered again. `process` takes it as
-    it takes any member.
+    what was delivered before cannot be acknowledged any more (`Fenced`), and is delivered again; where that error has
+    `outcome_unknown`, the acknowledgement may have been stored before. `process` takes it as it takes any member.
     Outputs of `commit` go to channels without an owner: `InvalidRequest` for those of collections and topics, whose
     order their owners make.
 
@@ -203,13 +204,15 @@ class TopicMember(RecordMember):
 
     @contextmanager
     def _fenced_by_moves(self, channel: str) -> Generator[None]:
-        """What the block finds of the log that it had before, closed or moved, is that the delivery is over."""
+        """What the block finds of the log that it had before, closed, moved, or cut off in the midst of a call, is that
+        the delivery is over."""
         try:
             yield
-        except (Closed, Moved) as error:
+        except (Closed, Moved, Unavailable) as error:
             if self._closed or not self._has_moved(error):
                 raise
-            raise _moved_since(channel) from error
+            over = _moved_since(channel)
+            raise (of_unknown_outcome(over) if error.outcome_unknown else over) from error
 
     async def _store(
         self,

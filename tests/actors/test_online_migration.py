@@ -34,6 +34,7 @@ from tidewal.runtime.errors import (
     Moved,
     Unavailable,
     Unsupported,
+    of_unknown_outcome,
 )
 from tidewal.runtime.log.migration_state import MigrationPhase, check_in_use, migration_state
 from tidewal.runtime.log.wal import Append, ChannelPolicy, OnAppended, Wal
@@ -606,6 +607,26 @@ async def test_what_was_delivered_before_is_not_acknowledged_behind(home) -> Non
             await is_over(member, first)
             assert [bytes(message.body) for message in again.messages] == [b"0", b"1", b"2"]
             await member.acknowledge(again)
+
+
+async def test_an_acknowledgement_that_the_migration_cuts_off_is_over_too(home, monkeypatch) -> None:
+    """The client closes the old log while the answer is under way: whether it was stored is not known."""
+    opener = MemoryOpener()
+    async with node_on(home, opener) as node, node.client() as client:
+        await client.create_topic("orders", 1)
+        await client.send("orders", "0", key="k")
+        async with await client.subscribe("orders", "billing") as member:
+            pack = await anext(member)
+
+            async def cut_off(delivered: object, *, metadata: bytes | None = None) -> None:
+                await node.migrate(NEW)
+                raise of_unknown_outcome(Unavailable("the connection is closed"))
+
+            monkeypatch.setattr(member._member, "acknowledge", cut_off)
+            with pytest.raises(Fenced) as raised:
+                await member.acknowledge(pack)
+            assert raised.value.outcome_unknown
+            await member.acknowledge(await anext(member))
 
 
 @pytest.mark.parametrize("semantics", [tidewal.Semantics.AT_LEAST_ONCE, tidewal.Semantics.EXACTLY_ONCE])

@@ -50,14 +50,20 @@ async def sent(client: tidewal.Client, ended: asyncio.Event) -> int:
 async def received(client: tidewal.Client, last: int) -> list[int]:
     """Get and acknowledge them, to `last`, in the order in which they are acknowledged."""
     done: list[int] = []
+    unknown: list[int] = []
     async with await client.subscribe("orders", "billing") as member:
         async for pack in member:
             for part in pack.parts():
+                numbers = [int(bytes(message.body)) for message in part.messages]
+                if unknown and numbers[0] > unknown[-1]:  # these were acknowledged, for they do not come again
+                    done += unknown
+                unknown = []
                 try:
                     await member.acknowledge(part)
-                except Fenced:  # the log has moved: they come again
+                except Fenced as error:  # the log has moved: they come again
+                    unknown = numbers if error.outcome_unknown else []
                     break
-                done += [int(bytes(message.body)) for message in part.messages]
+                done += numbers
             if done and done[-1] == last:
                 break
     return done
