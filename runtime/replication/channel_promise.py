@@ -47,9 +47,19 @@ class ChannelPromise:
         """The highest time that the owner is known to have promised, also of what the replica does not have yet."""
         return self.time if self._latest is None else max(self.time, self._latest.time)
 
+    @property
+    def awaited(self) -> Announcement | None:
+        """The last heartbeat, while the replica is not known to have the record that it names."""
+        return None if self._awaited is None else self._latest
+
     def announce(self, announced: Announcement) -> None:
         """The owner has announced a time."""
         self._awaited, self._latest = self._awaited or announced, announced
+        self._keep()
+
+    def arrive(self, announced: Announcement) -> None:
+        """The replica has the record that a heartbeat names."""
+        self.reached = max(self.reached, (announced.term, announced.cseq))
         self._keep()
 
     def _keep(self) -> None:

@@ -23,7 +23,7 @@ from ..cluster.decided_positions import DecidedPositions
 from ..cluster.state import ClusterState
 from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
-from ..log.heartbeats import heard
+from ..log.heartbeats import Announcement, heard
 from ..log.ledger_body import STAGED, is_ledger
 from ..log.names import Names
 from ..log.record import RecordType
@@ -168,6 +168,7 @@ class LineDrawer:
         if begun.time is None:
             late = [name for name, end in begun.ends.items() if name in places and places[name].source < end]
             raise _Waits(f"the replica lacks what is in {_shown(late)}")
+        await self._look_at_ends(places, promises, begun.time)
         promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
         catalog = await self._catalog()
         cut = {name for name in places if self._is_cut(name)}
@@ -184,6 +185,22 @@ class LineDrawer:
         ends = {name: places[name].target for name in cut}
         ends_in_source = {name: places[name].source for name in cut}
         return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups)
+
+    async def _look_at_ends(
+        self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise], least: int
+    ) -> None:
+        """Whether the replica has the records that heartbeats name. A replicator that has just begun knows the last
+        entry alone, which may be one of a fenced owner that landed late: whose replica has all of the channel has the
+        record, too."""
+
+        async def look(name: str, announced: Announcement) -> None:
+            with suppress(ChannelNotFound):  # dropped meanwhile: the catalog, read behind this, says so
+                if (await self._source.latest_id(name) or b"") == places[name].source:
+                    promises[name].arrive(announced)
+
+        late = {name: promises[name].awaited for name in places if name in promises and promises[name].time < least}
+        awaited = {name: announced for name, announced in late.items() if announced is not None}
+        await side_by_side(awaited, lambda name: look(name, awaited[name]))
 
     async def _time(
         self,

@@ -257,6 +257,25 @@ async def test_an_idle_channel_keeps_no_line_back(home) -> None:
             assert times == sorted({*times})
 
 
+@MEMORY_ONLY
+async def test_what_came_late_to_an_idle_channel_keeps_no_line_back(home) -> None:
+    """The next replicator reads it as the last entry, and heartbeats name one of the present owner, before it."""
+    other = replica_of(home)
+    async with home.client() as client:
+        await client.create_topic("idle", 1)
+        await client.send("idle", "0")
+    async with logs_of(home, other) as (old, replica), home.client() as client:  # the owner has another term now
+        (idle,) = (name for name in await old.channels() if "topic" in name)
+        await asyncio.sleep(DRAWN_S)
+        async with replicating(old, replica):
+            await old.append(idle, encode(Record(RecordType.MESSAGE, ts=1, term=1, cseq=1000)), timestamp=1)
+            await asyncio.sleep(DRAWN_S)
+        async with replicating(old, replica):
+            before = (await client.create_topic("another", 1)).created_ts
+            await asyncio.sleep(2 * DRAWN_S)
+            assert line_of(await replication_state(replica)).time > before
+
+
 @pytest.mark.long
 @MEMORY_ONLY
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
