@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, TypeAlias, cast
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from ..runtime.errors import (
     TidewalError,
     Unavailable,
 )
-from ..runtime.log.heartbeats import announcements
+from ..runtime.log.heartbeats import Announcement, announcements
 from ..runtime.log.names import pchannel_of
 from ..runtime.log.record import Record, RecordType, decode, encode
 from ..runtime.log.wal import Entry, From, FromTime
@@ -254,14 +255,14 @@ class CollectionReaderRole(Role, ABC):
         async with self.node.dispatchers.listening:
             async for entries in self.node.wal.read(self.node.names.heartbeats, From.EARLIEST):
                 for entry in entries:
-                    self._announce(entry)
+                    await self._announce(entry)
 
-    def _announce(self, entry: Entry) -> None:
+    async def _announce(self, entry: Entry) -> None:
         """Pass a heartbeat on to the dispatchers of its channels."""
         try:
             batch = announcements(decode(entry.payload))
             for announcement in batch:
-                if not self.catalog.granted(announcement.channel).covers(announcement.term, announcement.time):
+                if not await self._is_granted(announcement):
                     raise BadRecord(
                         f"{announcement.channel}: no owner of term {announcement.term} may promise that time",
                         reason="grant",
@@ -271,6 +272,14 @@ class CollectionReaderRole(Role, ABC):
             return
         for announcement in batch:
             self.node.dispatchers.announce(*announcement)
+
+    async def _is_granted(self, announced: Announcement) -> bool:
+        """Whether the catalog grants what a heartbeat announces; it may be read less far than heartbeats are."""
+        _, term, _, time = announced
+        if not self.catalog.granted(announced.channel).covers(term, time):
+            with suppress(TidewalError):  # then the next heartbeat tells
+                await self.catalog.catch_up()
+        return self.catalog.granted(announced.channel).covers(term, time)
 
 
 def _with_advice(collection: Collection, error: TidewalError) -> TidewalError:

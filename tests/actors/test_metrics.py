@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.actors.nodes import role_of
 from tidewal.actors.metrics import ScanMetrics
 from tidewal.actors.standalone import Standalone
 from tidewal.adapters.rocksmq import RocksMQ
@@ -25,6 +26,7 @@ from tidewal.runtime.metrics.metrics import METRICS, Metrics
 from tidewal.runtime.ownership import ChannelGrant, ChannelOwner
 from tidewal.runtime.ownership.metrics import ChannelOwnerMetrics
 from tidewal.runtime.rows.schema import CollectionSchema, Field
+from tidewal.runtime.streams.channel_reader import Granted
 from tidewal.runtime.streams.read_metrics import ReadMetrics
 from tidewal.runtime.streams.tt_stream import TtMsgStream
 from tidewal.runtime.testing.clock import until
@@ -269,6 +271,33 @@ async def test_a_bad_record_is_counted_kept_and_skipped(home):
     lines = [line for line in page.splitlines() if line.startswith("tidewal_wal_dead_letter_message_total{")]
     assert sum(float(line.rpartition(" ")[2]) for line in lines) == 2  # the node met both, for DataNode and QueryNode
     assert kept is not None
+
+
+@pytest.mark.asyncio(loop_factories=["memory"])
+async def test_a_heartbeat_is_read_before_the_grant_that_it_rests_on_and_is_not_bad(home, monkeypatch):
+    """As in a node that has just started: it reads the catalog further before it judges."""
+    async with home.node() as node, node.client() as client:
+        await client.create_collection(home.PEOPLE)
+        catalog = role_of(node, "datanode").catalog
+        caught_up = asyncio.Event()
+        granted, catch_up = catalog.granted, catalog.catch_up
+
+        def is_behind() -> bool:
+            return "heartbeats" in asyncio.current_task().get_name() and not caught_up.is_set()
+
+        async def read_further() -> object:
+            if is_behind():
+                caught_up.set()
+            return await catch_up()
+
+        monkeypatch.setattr(catalog, "granted", lambda name: Granted(0, 0) if is_behind() else granted(name))
+        monkeypatch.setattr(catalog, "catch_up", read_further)
+        await asyncio.sleep(2)
+        assert caught_up.is_set()
+        page = node.node.metrics.render().decode()
+        assert await node.node.wal.latest_id(node.node.names.dead_letters) is None
+    lines = [line for line in page.splitlines() if line.startswith("tidewal_wal_dead_letter_message_total{")]
+    assert all(line.endswith(" 0.0") for line in lines)
 
 
 # ---- the log's backend -----------------------------------------------------------------------------------------------
