@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 
-from tests.turns import cases_in_turn, has_turn
+from tests.turns import cases_in_turn, has_turn, in_turn
 
 
 @pytest.mark.parametrize("of", [2, 3, 5])
@@ -21,6 +21,13 @@ def test_a_test_with_two_turns_is_tried_when_both_are_there() -> None:
     marks = [*_marks(cases_in_turn("ab")[1]), *_marks(cases_in_turn("abc")[2])]
     assert [turn for turn in range(12) if has_turn(marks, turn)] == [5, 11]
     assert has_turn([], 1)
+
+
+@pytest.mark.parametrize("of", [2, 3])
+def test_what_is_chosen_within_a_test_that_has_a_turn_is_tried_too(of: int) -> None:
+    marks = _marks(cases_in_turn(range(of))[1])
+    chosen = {choice for turn in range(36) if has_turn(marks, turn) for _, choice in in_turn("abcd"[:of], turn)}
+    assert chosen == {*"abcd"[:of]}
 
 
 def _marks(case: object) -> list[pytest.Mark]:

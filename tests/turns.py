@@ -12,6 +12,7 @@ from _pytest.mark import ParameterSet
 
 Choice = TypeVar("Choice")
 
+MARKED = 6  # tests with two or three of such marks have each of the turns, so what is chosen within one has others
 EVERY = int(os.environ.get("TIDEWAL_TEST_EVERY", "3"))  # of the writes at which a process is killed; with 1 all of them
 
 
@@ -73,6 +74,6 @@ def in_turn(choices: Sequence[Choice], turn: int) -> Iterator[tuple[str, Choice]
     """The choice of this run, which `turn` says, with `TIDEWAL_TEST_EVERY` 1 all; each with its number, as the name of
     a directory. Prints it, for a test that fails there."""
     for number, choice in enumerate(choices):
-        if EVERY == 1 or number == turn % len(choices):
+        if EVERY == 1 or number == turn // MARKED % len(choices):
             print(f"in turn: {choice}")
             yield str(number), choice

@@ -137,6 +137,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.in_turn(0, 3)
 @pytest.mark.timeout(900)  # so a run begins with it: writers are held back for five minutes
 def test_two_gigabytes_offered_to_a_sleeping_datanode_leave_memory_bounded(tmp_path) -> None:
     command = [sys.executable, "-c", OFFER_2_GB, str(tmp_path)]

@@ -17,7 +17,7 @@ import tidewal
 from tests.actors.conftest import Home
 from tests.backends import log_url
 from tests.dying_wal import DyingWal, Killed
-from tests.turns import writes_in_turn
+from tests.turns import cases_in_turn, writes_in_turn
 from tidewal.actors.datanode.log_table import LogTable
 from tidewal.actors.datanode.moved_tables import MovedTables
 from tidewal.actors.node import in_thread
@@ -230,7 +230,7 @@ async def test_a_releaser_begins_at_no_place_of_the_old_log(home, monkeypatch: p
 
 @pytest.mark.long
 @MEMORY_ONLY
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("behind", cases_in_turn((False, True)), ids=["before", "behind"])
 async def test_a_migration_that_is_killed_at_each_write_goes_on_or_is_taken_back(
     home, tmp_path: Path, turn: int, behind: bool
 ) -> None:
@@ -420,7 +420,7 @@ async def test_each_id_of_the_catalog_names_the_same_record(home, monkeypatch: p
 
 @pytest.mark.broker
 @pytest.mark.long
-@pytest.mark.parametrize("broker", ["kafka", "pulsar"])
+@pytest.mark.parametrize("broker", cases_in_turn(("kafka", "pulsar")))
 @pytest.mark.asyncio(loop_factories=["rocksmq"])
 async def test_a_log_goes_to_brokers_and_back(
     home, tmp_path: Path, broker: str, request: pytest.FixtureRequest

@@ -26,7 +26,7 @@ from tests.actors.test_node_migration import (
 )
 from tests.actors.test_online_migration_transactions import FarPreparedWal, Parts, PreparedWal, types_in
 from tests.dying_wal import DyingWal, Killed
-from tests.turns import writes_in_turn
+from tests.turns import cases_in_turn, writes_in_turn
 from tidewal.runtime.clock import SystemClock
 from tidewal.runtime.errors import InvalidRequest, Moved, ReplicaReadOnly, Unavailable, Unsupported
 from tidewal.runtime.log.migration_state import check_in_use
@@ -247,7 +247,7 @@ async def test_positions_that_transactions_have_moved_are_known_in_the_replica(
 
 @pytest.mark.long
 @MEMORY_ONLY
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("behind", cases_in_turn((False, True)), ids=["before", "behind"])
 async def test_a_promotion_that_is_killed_at_each_write_goes_on(home, tmp_path: Path, turn: int, behind: bool) -> None:
     """The source is in use until it is fenced."""
     await filled(home)

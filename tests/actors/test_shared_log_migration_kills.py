@@ -13,7 +13,7 @@ import pytest
 from tests.actors.conftest import PEOPLE, people
 from tests.actors.shared_logs import FarDirectoryWal, FarSharedWal, SharedNodes
 from tests.dying_wal import DyingWal, Killed
-from tests.turns import writes_in_turn
+from tests.turns import cases_in_turn, writes_in_turn
 from tidewal.runtime.errors import Unavailable
 from tidewal.runtime.log.migration_state import MigrationPhase
 from tidewal.runtime.log.wal import Wal
@@ -105,7 +105,7 @@ async def with_a_kill(nodes: SharedNodes, step: int, number: int, *, behind: boo
     return None
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("behind", cases_in_turn((False, True)), ids=["before", "behind"])
 async def test_a_command_that_is_killed_at_each_write_goes_on_or_is_taken_back(
     home, tmp_path: Path, rng: random.Random, turn: int, behind: bool
 ) -> None:
@@ -119,7 +119,7 @@ async def test_a_command_that_is_killed_at_each_write_goes_on_or_is_taken_back(
     assert phases >= {MigrationPhase.PREPARING, MigrationPhase.MIGRATING, MigrationPhase.MIGRATED}
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("behind", cases_in_turn((False, True)), ids=["before", "behind"])
 async def test_in_a_directory_too_it_goes_on_or_is_taken_back(
     home, tmp_path: Path, rng: random.Random, turn: int, behind: bool
 ) -> None:
@@ -152,7 +152,7 @@ async def with_killed_nodes(nodes: SharedNodes, rng: random.Random) -> int:
     return tries
 
 
-@pytest.mark.parametrize("in_directory", [False, True], ids=["on brokers", "in a directory"])
+@pytest.mark.parametrize("in_directory", cases_in_turn((False, True)), ids=["on brokers", "in a directory"])
 async def test_nodes_that_are_killed_in_the_switch_lose_nothing(
     home, tmp_path: Path, rng: random.Random, in_directory: bool
 ) -> None:

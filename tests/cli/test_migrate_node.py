@@ -33,6 +33,7 @@ async def rows(directory: Path, log: Path) -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.in_turn(0, 2)
 def test_a_killed_node_goes_on_behind_migrations_that_are_killed(
     command: Callable[..., Any], start: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:

@@ -21,7 +21,7 @@ from tidewal.runtime.config.loading import load_settings
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("linked")]
+pytestmark = [pytest.mark.long, pytest.mark.in_turn(2, 3), pytest.mark.usefixtures("linked")]
 
 
 @pytest.fixture

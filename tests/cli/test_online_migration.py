@@ -102,6 +102,7 @@ async def clients_go_on(data: Path | str, migrate: Callable[[], subprocess.Popen
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(1, 3)
 def test_a_node_and_its_clients_go_on_with_the_new_log(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ async def until_killed(
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.in_turn(1, 3)
 def test_a_node_that_is_killed_in_its_migration_has_lost_nothing(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_node_that_is_killed_in_its_migration_has_lost_nothing(
 
 @pytest.mark.broker
 @pytest.mark.long
+@pytest.mark.in_turn(1, 3)
 def test_a_node_goes_over_to_kafka_while_it_runs(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, kafka: str
 ) -> None:

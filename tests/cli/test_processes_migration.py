@@ -37,6 +37,7 @@ async def opened(url: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(0, 3)
 def test_all_processes_and_their_clients_go_on_with_the_new_log(start: Start, tmp_path: Path) -> None:
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
     old = f"rocksmq://{data / 'log'}"
@@ -112,6 +113,7 @@ def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: in
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(0, 3)
 def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start, tmp_path: Path, turn: int) -> None:
     for place, moment in in_turn((*MOMENTS, "once it is over"), turn):
         kill_the_owner(start, tmp_path / place, moment)
@@ -147,6 +149,7 @@ def killed_in_the_switch(
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(0, 3)
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
     start: Start, tmp_path: Path, turn: int
 ) -> None:
@@ -171,6 +174,7 @@ def kill_the_command(start: Start, tmp_path: Path, *, back: bool) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.in_turn(0, 3)
 def test_a_node_that_was_killed_in_its_migration_waits_for_the_command(start: Start, tmp_path: Path) -> None:
     """It stopped its roles for that, and was killed then: nothing else goes on with it."""
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"

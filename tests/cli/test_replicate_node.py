@@ -125,6 +125,7 @@ def test_the_log_of_a_node_is_lost_and_its_replica_goes_to_a_new_one(
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.in_turn(1, 2)
 def test_a_killed_node_goes_on_with_a_replica_of_replicators_that_are_killed(
     command: Callable[..., Any], start: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:

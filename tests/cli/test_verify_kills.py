@@ -59,6 +59,7 @@ def test_processes_of_one_machine_are_killed(start: Start, tmp_path: Path, seed:
 
 
 @pytest.mark.kills
+@pytest.mark.in_turn(0, 2)
 def test_processes_that_serve_topics_are_killed(start: Start, tmp_path: Path, seed: int) -> None:
     of_run = ["--topics", "--kills", 5, "--seed", seed, "--data", tmp_path / "run"]
     verdict = verdict_of(start("verify", "kills", *of_run, "--json"))
@@ -68,6 +69,7 @@ def test_processes_that_serve_topics_are_killed(start: Start, tmp_path: Path, se
 
 
 @pytest.mark.kills
+@pytest.mark.in_turn(1, 2)
 def test_processes_with_tables_in_a_bucket_are_killed(start: Start, bucket: str, seed: int) -> None:
     tables = f"{bucket}/below"
     verdict = verdict_of(start("verify", "kills", "--kills", 5, "--seed", seed, "--tables", tables, "--json"))

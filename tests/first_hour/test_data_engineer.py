@@ -9,7 +9,7 @@ import pytest
 
 from tests.first_hour.stranger import Stranger
 
-pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.in_turn(0, 3)]
 
 ROWS = 5000
 

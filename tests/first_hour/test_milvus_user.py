@@ -8,7 +8,7 @@ import pytest
 
 from tests.first_hour.stranger import Stranger, example
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.in_turn(1, 3)]
 
 VECTORS = """
 import json

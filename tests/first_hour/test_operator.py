@@ -11,7 +11,7 @@ import pytest
 
 from tests.first_hour.stranger import Stranger
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.in_turn(2, 3)]
 
 ROWS = 25_000
 

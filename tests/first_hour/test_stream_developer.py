@@ -9,7 +9,7 @@ import pytest
 
 from tests.first_hour.stranger import Stranger, example
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.in_turn(2, 3)]
 
 WORDS = 3000
 CORE_BYTES = 80 * 10**6  # the environment less what `venv` itself puts there

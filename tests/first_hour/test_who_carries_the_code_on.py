@@ -18,6 +18,7 @@ def test_logical_is_what_compose_was_given() -> None:
 """
 
 
+@pytest.mark.in_turn(1, 3)
 def test_a_change_is_made_tested_and_checked(stranger: Stranger) -> None:
     page = stranger.reads("CONTRIBUTING.md")
     clone = packages.copy_tree(stranger.folder / "tidewal")

@@ -11,6 +11,7 @@ import pytest
 from aiokafka import errors as kafka_errors
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
+from tests.turns import cases_in_turn
 from tidewal.adapters.kafka.groups.coordinator_broker import CoordinatorType
 from tidewal.runtime.errors import Fenced, Unavailable
 from tidewal.runtime.log.wal import Append, ChannelPolicy, From
@@ -88,7 +89,7 @@ async def payloads(wal, channel: str, number: int) -> list[bytes]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "kind", [CoordinatorType.GROUP, CoordinatorType.TRANSACTION], ids=lambda kind: kind.name.lower()
+    "kind", cases_in_turn((CoordinatorType.GROUP, CoordinatorType.TRANSACTION)), ids=lambda kind: kind.name.lower()
 )
 async def test_a_pipeline_survives_the_death_of_its_coordinator(kafka3, opening, kind):
     wal = await opening(kafka3)
