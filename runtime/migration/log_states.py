@@ -53,10 +53,18 @@ class LogStates:
         can write to the log, of a directory with `beside`, and for a batch of Spark that is not done."""
         found = cls(await NodeLog.read(old, tables, in_use=in_use), await _producers(old))
         if not in_use:
-            if beside or not old.capabilities.one_node:
-                found._check_released()
-            await check_ledgers(old)
+            await found._check_programs(old, beside=beside)
         return found
+
+    @classmethod
+    async def check_programs(cls, old: Wal) -> None:
+        """Raise `Unavailable` for what ends by itself, or with its program, and not because nodes leave."""
+        await cls(None, await _producers(old))._check_programs(old, beside=True)
+
+    async def _check_programs(self, old: Wal, *, beside: bool) -> None:
+        if beside or not old.capabilities.one_node:
+            self._check_released()
+        await check_ledgers(old)
 
     def _check_released(self) -> None:
         for channel, state in self._producers.items():

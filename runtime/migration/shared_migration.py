@@ -15,7 +15,7 @@ from ..clock import Clock
 from ..errors import CorruptLog, Fenced, InvalidRequest, PositionLost, TidewalError, Unavailable
 from ..log.migration_state import MIGRATION_CHANNEL, MigrationPhase, MigrationState, migration_state
 from ..log.wal import Wal
-from .beginning import LOOKS, check_source
+from .beginning import LOOKS, check_source, fitting
 from .channel_copy import Check, unchecked
 from .group_positions import idle_groups
 from .lease_watch import LeaseWatch
@@ -57,6 +57,7 @@ async def migrate_in_use(
         compared = await prepare(old, new, old_url, new_url, tables=tables, on_progress=on_progress, settle_s=settle_s)
         state = await migration_state(old)
         await leases.over()  # those of before, while all goes on
+        await _until_programs_ended(old, lambda: _check_same(old, state), on_progress, leave_s)
     try:
         if phase.in_use:
             await _check_same(old, state)
@@ -93,6 +94,29 @@ async def _check_same(old: Wal, state: MigrationState) -> None:
         )
 
 
+async def _until_programs_ended(old: Wal, check: Check, on_progress: OnProgress, leave_s: float) -> None:
+    """Wait, while nodes go on, until no named producer is open and no batch of Spark is half done: nodes that have left
+    would stand still for that. Raises as `until_left`."""
+    until, said = asyncio.get_running_loop().time() + leave_s, ""
+    while True:
+        await check()
+        try:
+            await fitting(lambda: LogStates.check_programs(old), in_use=True)
+            return
+        except Unavailable as error:
+            said = _waited_for(error, said, until, leave_s, on_progress)
+        await asyncio.sleep(LOOK_S)
+
+
+def _waited_for(error: Unavailable, said: str, until: float, leave_s: float, on_progress: OnProgress) -> str:
+    """Tell what is waited for, unless it is `said`. Raises `Unavailable` where it was waited for `leave_s` seconds."""
+    if error.message != said:
+        on_progress(error.message)
+    if asyncio.get_running_loop().time() >= until:
+        raise Unavailable(f"{error.message}. That was waited for {leave_s:g} s") from error
+    return error.message
+
+
 async def until_left(
     old: Wal,
     leases: LeaseWatch,
@@ -105,8 +129,7 @@ async def until_left(
     silent is evicted. `check` is called before each look, and `look` once all nodes have left: what it raises counts
     where it does so again, but for `Unavailable`, by which it is called until it does not. Raises `Unavailable` where
     one has not left after `leave_s` seconds, and what `check` and `look` do."""
-    loop = asyncio.get_running_loop()
-    until, said, looks = loop.time() + leave_s, "", LOOKS
+    until, said, looks = asyncio.get_running_loop().time() + leave_s, "", LOOKS
     while True:
         await check()
         try:
@@ -118,11 +141,7 @@ async def until_left(
             await idle_groups(old)
             break
         except Unavailable as error:
-            if error.message != said:
-                on_progress(error.message)
-            said = error.message
-            if loop.time() >= until:
-                raise Unavailable(f"{error.message}. That was waited for {leave_s:g} s") from error
+            said = _waited_for(error, said, until, leave_s, on_progress)
         except (InvalidRequest, CorruptLog, PositionLost):  # it may have been read in the midst of a node's last writes
             looks -= 1
             if not looks:

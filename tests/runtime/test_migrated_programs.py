@@ -264,10 +264,17 @@ def test_one_that_is_open_is_seen_beside_the_command_in_a_directory() -> None:
         old, new = logs()
         async with open_producer(old, "shop", CHANNELS, clock=clock_of(clock)) as producer:
             await batch(producer, 1)
+            migrating = asyncio.create_task(migrate_in_use(old, new, OLD, NEW, leave_s=20))
+            for _ in range(9):
+                await asyncio.sleep(2)
+                assert (await migration_state(old)).phase is MigrationPhase.PREPARING, "nodes go on"
+                assert not migrating.done()
             with pytest.raises(Unavailable, match="producer shop has not ended"):
-                await migrate_in_use(old, new, OLD, NEW, leave_s=2)
-            await batch(producer, 2)  # the old log is in use again
-        await migrate_in_use(old, new, OLD, NEW)
+                await migrating
+            await batch(producer, 2)
+            migrating = asyncio.create_task(migrate_in_use(old, new, OLD, NEW))
+            await asyncio.sleep(10)
+        await migrating  # it was waited for
         async with open_producer(new, "shop", [], clock=clock_of(clock)) as producer:
             assert producer.last_sequence == 2
 
