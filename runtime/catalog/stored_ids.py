@@ -45,6 +45,22 @@ def _topic(wire: Mapping[str, Any], id_in: IdIn) -> dict[str, Any]:
     return {**wire, "ends": {name: (id_in(name, id), ts) for name, (id, ts) in wire["ends"].items()}}
 
 
+def as_settled(snapshot: Mapping[str, Any], checkpoints: Mapping[str, bytes], drained: Set[str]) -> dict[str, Any]:
+    """A snapshot of the catalog with these checkpoints of channels, b"" for others, and of the delay channels that have
+    nothing pending those alone that are among `drained`: what was said since rests on entries that may be missing,
+    without naming them."""
+    replaced = dict(snapshot)
+    replaced["channels"] = {
+        name: (owner, term, limit, previous, checkpoints.get(name, b""), *rest)
+        for name, (owner, term, limit, previous, _, *rest) in snapshot["channels"].items()
+    }
+    if "topics" in snapshot:
+        replaced["topics"] = [
+            {**wire, "drained": [name for name in wire["drained"] if name in drained]} for wire in snapshot["topics"]
+        ]
+    return replaced
+
+
 def without_later(
     snapshot: Mapping[str, Any], is_later: Callable[[str, bytes], bool], unbegun: Set[str]
 ) -> dict[str, Any]:

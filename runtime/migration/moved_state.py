@@ -87,15 +87,15 @@ class MovedState(Generic[State]):
     def entries(self) -> bool:
         return self._info.first_id is not None
 
-    def ids(self) -> Mapping[str, set[bytes]]:
-        """The ids that the state holds, by channel."""
+    def ids(self, changed: Callable[[Any], Any] = lambda snapshot: snapshot) -> Mapping[str, set[bytes]]:
+        """The ids that the state holds, by channel, as `changed` returns its snapshot."""
         found: defaultdict[str, set[bytes]] = defaultdict(set)
 
         def note(channel: str, id: bytes) -> bytes:
             found[channel].add(id)
             return id
 
-        self._kind.with_ids(self._snapshot(), note)
+        self._kind.with_ids(changed(self._snapshot()), note)
         return found
 
     async def write(self, new: Wal, author: str, id_in: IdIn, check: Check) -> ChannelProof:

@@ -57,11 +57,6 @@ class ChannelPromise:
         self._awaited, self._latest = self._awaited or announced, announced
         self._keep()
 
-    def arrive(self, announced: Announcement) -> None:
-        """The replica has the record that a heartbeat names."""
-        self.reached = max(self.reached, (announced.term, announced.cseq))
-        self._keep()
-
     def _keep(self) -> None:
         for each in (self._awaited, self._latest):
             if each is not None and self.reached >= (each.term, each.cseq):

@@ -8,6 +8,7 @@ A line is drawn in two steps, so that what a group has acknowledged is in the li
 
 The states are read behind the promises, so whatever an entry of the line rests on is in them: a grant, a topic. Of the
 transactions alone it is exact which are of the line, as they are decided at a time: no owner promises that time before.
+And what of the states rests on entries without naming them is that of the first step: these are of the line.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from contextlib import suppress
 from typing import Any
 
 from ..catalog.catalog import Catalog
-from ..catalog.stored_ids import IdIn
+from ..catalog.stored_ids import IdIn, as_settled
+from ..catalog.topics import Topic
 from ..cluster.decided_positions import DecidedPositions
 from ..cluster.state import ClusterState
 from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
-from ..log.heartbeats import Announcement, heard
+from ..log.heartbeats import heard
 from ..log.ledger_body import STAGED, is_ledger
 from ..log.names import Names
 from ..log.record import RecordType
 from ..log.replication_state import GroupPlaces, ReplicatedChannel, behind
 from ..log.wal import Entry, From, Wal
-from ..migration.moved_state import MovedState
+from ..migration.moved_state import MovedState, StateKind
 from ..migration.node_log import CATALOG_KIND, CLUSTER_KIND
 from ..replicated.records import decode_entry
 from ..streams.stream_base import reading
@@ -51,14 +53,27 @@ class _Waits(Exception):
 
 
 class _Begun:
-    """The first step of a line."""
+    """The first step of a line. `catalog` is that of then."""
 
-    def __init__(self, groups: LineGroups, least: int) -> None:
+    def __init__(self, catalog: Catalog, groups: LineGroups, least: int) -> None:
         self.groups = groups
+        self._checkpoints = {name: each.checkpoint for name, each in catalog.channels.items()}
+        self._drained = {name for topic in catalog.topics for name in topic.drained}
+        self._pending = {topic.id: _delay_channels(topic) - topic.drained for topic in catalog.topics}
         self.least = least  # time of the line, which has the transactions that have moved these groups
         self.kept: dict[str, bytes] = {}  # from which id on the replica keeps each channel, once the line is drawn
         self.ends: dict[str, bytes] = {}
         self.time: int | None = None  # the same, once the replica has all of the ends: at least all their timestamps
+
+    def settled(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        """A later snapshot of the catalog, with what the entries bear out that were there by then."""
+        return as_settled(snapshot, self._checkpoints, self._drained)
+
+    def retired(self, catalog: Catalog) -> set[str]:
+        """The delay channels that had something pending then, and went with their epochs since: of what was released
+        last the line may lack where it went."""
+        there = {topic.id: _delay_channels(topic) for topic in catalog.topics}
+        return {name for id, pending in self._pending.items() for name in pending - there.get(id, pending)}
 
 
 class LineDrawer:
@@ -100,10 +115,12 @@ class LineDrawer:
 
     async def begin(self, known: GroupPlaces, places: Mapping[str, ReplicatedChannel]) -> None:
         """Begin a line. `known` is where groups were last seen, and `places` how far the channels are."""
+        catalog = await self._catalog()
         decided = (await self._decisions()).positions
         has_groups = self._source.capabilities.groups and self._target.capabilities.groups
         groups = LineGroups(await self._source.groups() if has_groups else [], decided, known)
-        begun = _Begun(groups, (await self._decisions()).latest)
+        known_catalog = catalog.state if catalog is not None else Catalog()
+        begun = _Begun(known_catalog, groups, (await self._decisions()).latest)
 
         async def note(name: str) -> None:
             with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next line looks again
@@ -168,11 +185,13 @@ class LineDrawer:
         if begun.time is None:
             late = [name for name, end in begun.ends.items() if name in places and places[name].source < end]
             raise _Waits(f"the replica lacks what is in {_shown(late)}")
-        await self._look_at_ends(places, promises, begun.time)
-        promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
+        promised = await self._promised(places, promises, begun.time)
         catalog = await self._catalog()
         cut = {name for name in places if self._is_cut(name)}
         if catalog is not None:
+            if retired := begun.retired(catalog.state):
+                self._begun = None
+                raise _Waits(f"{_shown(retired)} was removed just now")
             if missing := catalog.state.pchannels - places.keys():  # made just now, or refused
                 raise _Waits(f"the replica does not have {_shown(missing)}")
             if others := {name for name in catalog.state.channels if not self._is_cut(name)}:
@@ -180,27 +199,31 @@ class LineDrawer:
                 raise _Waits(f"{_shown(others)} came to the channels of nodes just now")
             cut = _channels_of(catalog.state, cut)
         time = await self._time(catalog, {name: places[name] for name in cut}, promised, begun.time)
-        states, decided = await self._states(catalog, time, places)
+        states, decided = await self._states(begun, catalog, time, places)
         groups = await begun.groups.at_line(self._source, self._target, places, decided)
         ends = {name: places[name].target for name in cut}
         ends_in_source = {name: places[name].source for name in cut}
         return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups)
 
-    async def _look_at_ends(
+    async def _promised(
         self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise], least: int
-    ) -> None:
-        """Whether the replica has the records that heartbeats name. A replicator that has just begun knows the last
-        entry alone, which may be one of a fenced owner that landed late: whose replica has all of the channel has the
-        record, too."""
+    ) -> Mapping[str, tuple[int, int]]:
+        """By channel the term and the time of the last promise of which the replica, where it is so far, has all. What
+        a promise knows of more than that must not count, so it is asked before anything is awaited.
 
-        async def look(name: str, announced: Announcement) -> None:
-            with suppress(ChannelNotFound):  # dropped meanwhile: the catalog, read behind this, says so
-                if (await self._source.latest_id(name) or b"") == places[name].source:
-                    promises[name].arrive(announced)
-
+        A replicator that has just begun knows the last entry alone, which may be one of a fenced owner that landed
+        late, and not the record that heartbeats name: a replica that has all of the channel has that, too."""
+        promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
         late = {name: promises[name].awaited for name in places if name in promises and promises[name].time < least}
         awaited = {name: announced for name, announced in late.items() if announced is not None}
-        await side_by_side(awaited, lambda name: look(name, awaited[name]))
+
+        async def look(name: str) -> None:
+            with suppress(ChannelNotFound):  # dropped meanwhile: the catalog, read behind this, says so
+                if (await self._source.latest_id(name) or b"") == places[name].source:
+                    promised[name] = awaited[name].term, awaited[name].time
+
+        await side_by_side(awaited, look)
+        return promised
 
     async def _time(
         self,
@@ -251,11 +274,17 @@ class LineDrawer:
         return self._read[1]
 
     async def _states(
-        self, catalog: MovedState[Catalog] | None, time: int, places: Mapping[str, ReplicatedChannel]
+        self,
+        begun: _Begun,
+        catalog: MovedState[Catalog] | None,
+        time: int,
+        places: Mapping[str, ReplicatedChannel],
     ) -> tuple[dict[str, StoredState], DecidedPositions]:
         """The states as of the line, with ids of the replica, and the positions that transactions have moved, with
         those of the source."""
-        states: list[tuple[MovedState[Any], Any]] = [] if catalog is None else [(catalog, CATALOG_KIND)]
+        states: list[tuple[MovedState[Any], StateKind[Any], Callable[[Any], Any]]] = []
+        if catalog is not None:
+            states.append((catalog, CATALOG_KIND, begun.settled))
         decided = DecidedPositions()
         if await self._has(self._names.cluster):
             counts = _DecidedUpTo(time)
@@ -263,13 +292,15 @@ class LineDrawer:
             decided = cluster.state.transactions.positions
             if cluster.state.transactions.latest > time:
                 raise _Waits("a snapshot of the members' state has a transaction that was committed later")
-            states.append((cluster, CLUSTER_KIND))
+            states.append((cluster, CLUSTER_KIND, lambda snapshot: snapshot))
         found: dict[str, StoredState] = {}
-        for state, kind in states:
-            for channel, ids in state.ids().items():
+        for state, kind, settled in states:
+            for channel, ids in state.ids(settled).items():
                 await self._find(channel, ids, places.get(channel))
             entries = state.entries_with(
-                AUTHOR, FIRST, lambda snapshot, kind=kind: kind.with_ids(snapshot, self._id_in)
+                AUTHOR,
+                FIRST,
+                lambda snapshot, kind=kind, settled=settled: kind.with_ids(settled(snapshot), self._id_in),
             )
             found[state.channel] = StoredState(state.policy, entries)
         return found, decided
@@ -310,6 +341,10 @@ def _shown(names: Collection[str]) -> str:
     first = sorted(names)[:NAMES_SHOWN]
     more = len(names) - len(first)
     return ", ".join(first) + (f" and {more} more" if more else "")
+
+
+def _delay_channels(topic: Topic) -> set[str]:
+    return set(topic.delay_channels.values()) if topic.delays else set()
 
 
 def _channels_of(catalog: Catalog, names: set[str]) -> set[str]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.actors.test_node_migration import Copy, DyingTables, assert_goes_on, filled, keys, logs_of, tables_of
+from tests.actors.nodes import role_of
+from tests.actors.test_node_migration import (
+    Copy,
+    DyingTables,
+    assert_goes_on,
+    filled,
+    keys,
+    logs_of,
+    received,
+    tables_of,
+)
 from tests.actors.test_node_replication import REPLICA, SOURCE, beside, replica_of, replicating
 from tests.dying_wal import DyingWal, Killed
 from tests.turns import writes_in_turn
@@ -23,6 +34,7 @@ from tidewal.runtime.log.replication_state import ReplicationState, replication_
 from tidewal.runtime.log.wal import ChannelPolicy
 from tidewal.runtime.migration.migration import cancel_migration
 from tidewal.runtime.replication.forced_promotion import left_out, line_of, promote_at_line
+from tidewal.runtime.replication.line_drawer import LineDrawer
 from tidewal.runtime.replication.promotion import promote, promote_alone
 from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
@@ -33,6 +45,7 @@ NEW = "memory://new"
 MEMORY_ONLY = pytest.mark.asyncio(loop_factories=["memory"])
 DRAWN_S = 1.5  # until a line has been drawn
 LINE_WITHIN_S = 60.0
+RENEWED_S = 20.0  # until owners have renewed their leases, with their checkpoints
 
 
 def new_of(home):
@@ -274,6 +287,51 @@ async def test_what_came_late_to_an_idle_channel_keeps_no_line_back(home) -> Non
             before = (await client.create_topic("another", 1)).created_ts
             await asyncio.sleep(2 * DRAWN_S)
             assert line_of(await replication_state(replica)).time > before
+
+
+@MEMORY_ONLY
+async def test_a_snapshot_of_an_owner_above_the_line_counts_for_nothing(home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog, which is read later, says to begin before it: without it the next owner would know of no message
+    that it was released."""
+    other, begin, time, draw = replica_of(home), LineDrawer.begin, LineDrawer._time, LineDrawer.draw
+    released, begun, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def begin_once(self: LineDrawer, *given: Any) -> None:
+        if released.is_set() and not begun.is_set():
+            await begin(self, *given)
+            begun.set()
+
+    async def draw_later(self: LineDrawer, *given: Any) -> Any:
+        self.look(given[0])
+        return await draw(self, *given) if goes_on.is_set() else None
+
+    async def least(self: LineDrawer, *given: Any) -> int:
+        await time(self, *given)
+        return given[-1]
+
+    for name, each in {"begin": begin_once, "draw": draw_later, "_time": least}.items():
+        monkeypatch.setattr(LineDrawer, name, each)
+    async with logs_of(home, other) as (old, replica), home.node() as node, replicating(old, replica):
+        async with node.client() as client:
+            await client.create_topic("later", 1)
+            for number in range(3):
+                await client.send("later", f"{number}", deliver_after_s=0.5)
+            async with await client.subscribe("later", "readers") as reader:
+                assert await received(reader, 3) == ["0", "1", "2"]
+        await asyncio.sleep(DRAWN_S)  # until there is a tick behind them
+        released.set()
+        await begun.wait()
+        await asyncio.sleep(DRAWN_S)  # until the replica has all that was there
+        owner = role_of(node, "streamingnode")._owner
+        (later,) = (own for name, own in owner._owned.items() if "topic" in name)
+        await owner._snapshots.store_last(later, node.node.clock.now())
+        await asyncio.sleep(RENEWED_S)
+        goes_on.set()
+        await asyncio.sleep(DRAWN_S)
+    promoted, _ = await forced(home, other)
+    async with promoted.client() as client, await client.subscribe("later", "others") as reader:
+        await client.send("later", "last", deliver_after_s=1)
+        assert await received(reader, 4) == ["0", "1", "2", "last"]
 
 
 @pytest.mark.long
