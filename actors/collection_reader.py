@@ -261,25 +261,25 @@ class CollectionReaderRole(Role, ABC):
         """Pass a heartbeat on to the dispatchers of its channels."""
         try:
             batch = announcements(decode(entry.payload))
-            for announcement in batch:
-                if not await self._is_granted(announcement):
-                    raise BadRecord(
-                        f"{announcement.channel}: no owner of term {announcement.term} may promise that time",
-                        reason="grant",
-                    )
+            refused = self._refused(batch)
+            if refused is not None:  # heartbeats may be read further than the catalog
+                with suppress(TidewalError):  # then the next one tells
+                    await self.catalog.catch_up()
+                refused = self._refused(batch)
+            if refused is not None:
+                raise BadRecord(
+                    f"{refused.channel}: no owner of term {refused.term} may promise that time", reason="grant"
+                )
         except BadRecord as error:  # another heartbeat follows
             self.dead_letters.bad(self.node.names.heartbeats, entry, error)
             return
         for announcement in batch:
             self.node.dispatchers.announce(*announcement)
 
-    async def _is_granted(self, announced: Announcement) -> bool:
-        """Whether the catalog grants what a heartbeat announces; it may be read less far than heartbeats are."""
-        _, term, _, time = announced
-        if not self.catalog.granted(announced.channel).covers(term, time):
-            with suppress(TidewalError):  # then the next heartbeat tells
-                await self.catalog.catch_up()
-        return self.catalog.granted(announced.channel).covers(term, time)
+    def _refused(self, batch: Sequence[Announcement]) -> Announcement | None:
+        """The first of the announcements that no grant covers, as far as the catalog was read; None for none."""
+        granted = self.catalog.granted
+        return next((each for each in batch if not granted(each.channel).covers(each.term, each.time)), None)
 
 
 def _with_advice(collection: Collection, error: TidewalError) -> TidewalError:

@@ -19,6 +19,8 @@ from tests.backends import log_url
 from tidewal.runtime.errors import Fenced, Moved
 from tidewal.runtime.log.opening import open_wal
 
+pytestmark = [pytest.mark.long, pytest.mark.in_turn(1, 3)]
+
 THINGS = tidewal.CollectionSchema("things", (tidewal.Field("id", "int64"),), "id")
 ROUNDS = 5
 LATER_S = 3.0
@@ -101,8 +103,6 @@ async def clients_go_on(data: Path | str, migrate: Callable[[], subprocess.Popen
         return keys
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(1, 3)
 def test_a_node_and_its_clients_go_on_with_the_new_log(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -146,8 +146,6 @@ async def until_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.in_turn(1, 3)
 def test_a_node_that_is_killed_in_its_migration_has_lost_nothing(
     start: Callable[..., subprocess.Popen[str]], command: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
@@ -170,8 +168,6 @@ def test_a_node_that_is_killed_in_its_migration_has_lost_nothing(
 
 
 @pytest.mark.broker
-@pytest.mark.long
-@pytest.mark.in_turn(1, 3)
 def test_a_node_goes_over_to_kafka_while_it_runs(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path, kafka: str
 ) -> None:

@@ -23,6 +23,8 @@ from tidewal.runtime.log.opening import open_wal
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+pytestmark = [pytest.mark.long, pytest.mark.in_turn(0, 3)]
+
 ROWS = 100  # at the least, before and behind the migration
 
 
@@ -36,8 +38,6 @@ async def opened(url: str) -> None:
     await (await open_wal(url)).close()
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(0, 3)
 def test_all_processes_and_their_clients_go_on_with_the_new_log(start: Start, tmp_path: Path) -> None:
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"
     old = f"rocksmq://{data / 'log'}"
@@ -112,8 +112,6 @@ def migrated_past_a_kill(migrate: Callable[[], subprocess.Popen[str]], owner: in
     return said
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(0, 3)
 def test_a_kill_of_the_process_that_has_the_directory_loses_nothing(start: Start, tmp_path: Path, turn: int) -> None:
     for place, moment in in_turn((*MOMENTS, "once it is over"), turn):
         kill_the_owner(start, tmp_path / place, moment)
@@ -148,8 +146,6 @@ def killed_in_the_switch(
     assert ended.wait(150) == 0, ended.stdout and ended.stdout.read()
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(0, 3)
 def test_a_command_that_is_killed_in_the_switch_goes_on_or_is_taken_back(
     start: Start, tmp_path: Path, turn: int
 ) -> None:
@@ -173,8 +169,6 @@ def kill_the_command(start: Start, tmp_path: Path, *, back: bool) -> None:
     assert asyncio.run(again(data, old if back else new)) == rows
 
 
-@pytest.mark.long
-@pytest.mark.in_turn(0, 3)
 def test_a_node_that_was_killed_in_its_migration_waits_for_the_command(start: Start, tmp_path: Path) -> None:
     """It stopped its roles for that, and was killed then: nothing else goes on with it."""
     data, new = tmp_path / "data", f"rocksmq://{tmp_path / 'elsewhere'}"

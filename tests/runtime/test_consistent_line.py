@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from tests.runtime.test_catalog_topics import CHANNELS, altered, created, granted, said, topic
+from tidewal.runtime.catalog.catalog import Catalog
 from tidewal.runtime.catalog.stored_ids import without_later
+from tidewal.runtime.cluster.decided_positions import DecidedPositions
 from tidewal.runtime.errors import CorruptLog
 from tidewal.runtime.log.heartbeats import Announcement
+from tidewal.runtime.log.names import delay_channel_of
 from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.wal import ChannelPolicy, Entry
 from tidewal.runtime.migration.group_positions import GroupPosition
 from tidewal.runtime.replication.channel_promise import ChannelPromise
 from tidewal.runtime.replication.consistent_line import ConsistentLine, LineEnd, StoredState
+from tidewal.runtime.replication.line_drawer import _Begun
+from tidewal.runtime.replication.line_groups import LineGroups
 from tidewal.runtime.streams.channel_reader import Granted
 
 TICK, ROWS, FENCE, PREPARE = RecordType.TIME_TICK, RecordType.ROWS, RecordType.FENCE, RecordType.PREPARE
@@ -50,6 +56,35 @@ def test_what_is_prepared_above_a_line_and_what_does_not_count_is_no_end_of_it()
     ungranted = entries((ROWS, 5, 1, 1), (ROWS, 50, 9, 1), (TICK, 999, 1, 2), (ROWS, 8, 1, 3), (ROWS, 12, 1, 4))
     assert end(9, Granted(1, 100), ungranted) == b"\5"
     assert end(9, None, [Entry(b"\1", 50, b"no record"), *entries((ROWS, 5, 0, 0), (ROWS, 12, 0, 0))]) == b"\2"
+
+
+def test_what_the_catalog_says_without_naming_its_entries_is_of_the_first_step() -> None:
+    """An owner's snapshot, and what was released last of a delay channel, may lie above the line."""
+    catalog = Catalog()
+    created(catalog, topic())
+    catalog.apply({"kind": "delay_topic", "id": 1})
+    delays = {delay_channel_of(each) for each in CHANNELS}
+    granted(catalog, *CHANNELS, *delays)
+    for each in altered(catalog, 2, 2):
+        granted(catalog, each, delay_channel_of(each))
+        said(catalog, "partition_begun", each)
+    for each in CHANNELS:
+        said(catalog, "partition_ended", each, b"7", 70)
+    first = _Begun(catalog, LineGroups([], DecidedPositions(), {}), 0)
+    for each in delays:
+        said(catalog, "delays_drained", each)
+    catalog.apply({"kind": "lease", "node": "n-1", "limit": 9, "checkpoints": {CHANNELS[0]: b"9"}})
+    second = _Begun(catalog, LineGroups([], DecidedPositions(), {}), 0)
+    for begun, drained, checkpoint in ((first, set(), b""), (second, delays, b"9")):
+        left = Catalog()
+        left.restore(begun.settled(catalog.snapshot()))
+        assert left.topics.ready("orders").drained == drained
+        assert left.channels[CHANNELS[0]].checkpoint == checkpoint
+        assert not begun.retired(catalog)
+    catalog.apply({"kind": "retire_epoch", "id": 1, "epoch": 1})
+    catalog.apply({"kind": "epoch_retired", "id": 1, "epoch": 1})
+    assert first.retired(catalog) == delays
+    assert not second.retired(catalog)
 
 
 def test_an_announced_time_counts_once_the_replica_has_its_record() -> None:
