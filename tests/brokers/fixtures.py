@@ -154,7 +154,7 @@ def _keep(config: pytest.Config, directory: Path) -> None:
     config.stash.setdefault(_kept_logs, []).append(directory)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # pytest's own removes the directories of a run that passed
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the shared brokers, once no process of the run uses them. In one of several processes: tell the first one,
     which prints the summary, where the logs of brokers are."""
