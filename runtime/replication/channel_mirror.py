@@ -67,8 +67,8 @@ class ChannelMirror:
     ) -> None:
         self._source, self._target, self._channel, self._check = source, target, channel, check
         self._rewrite = rewrite
-        self.place: ReplicatedChannel = replace(place, halted="")
-        self.promise: ChannelPromise = ChannelPromise()
+        self._place = replace(place, halted="")
+        self.promise: ChannelPromise = ChannelPromise(place.timestamp)
         self._largest: int = 0  # payload that the replica takes
         self._count = count
 
@@ -87,13 +87,17 @@ class ChannelMirror:
         """Bring over what the source has now. Raises as `follow`."""
         await self._resume()
         info = await self._source.describe(self._channel)
-        async for entries in stored_batches(self._source, info, self.place.source):
+        async for entries in stored_batches(self._source, info, self._place.source):
             for part in appendable(entries):
                 await self._append(part)
 
     @property
+    def place(self) -> ReplicatedChannel:
+        return replace(self._place, timestamp=self.promise.timestamp)
+
+    @property
     def _start(self) -> FromId | From:
-        return FromId(self.place.source) if self.place.source else From.EARLIEST
+        return FromId(self._place.source) if self._place.source else From.EARLIEST
 
     async def _resume(self) -> None:
         """Move `place` behind what the replica has already. Raises `ReplicaDiffers` where that is not what follows in
@@ -101,26 +105,27 @@ class ChannelMirror:
         info, there = await self._source.describe(self._channel), await self._target.describe(self._channel)
         self._largest = there.max_message_bytes
         await self._check_same(info, there)
-        if not self.place.target and there.first_id:  # one was killed that had begun it, perhaps before it held that
+        if not self._place.target and there.first_id:  # one was killed that had begun it, perhaps before it held that
             await self._check()
             await self._target.hold(self._channel, HOLDER, there.first_id)
         await self._pass_known(info, there)
-        if (last := await entry_at(self._target, there, self.place.target)) is not None:
+        if (last := await entry_at(self._target, there, self._place.target)) is not None:
             self.promise.note([last])
 
     async def _pass_known(self, info: ChannelInfo, there: ChannelInfo) -> None:
         known = [
-            (entry.id, entry_digest(entry)) async for entry in entries_behind(self._target, there, self.place.target)
+            (entry.id, entry_digest(entry)) async for entry in entries_behind(self._target, there, self._place.target)
         ]
         if not known:
             return
         following = iter(known)
         target, digest = next(following)
         try:
-            async for entry in entries_behind(self._source, info, self.place.source):
+            async for entry in entries_behind(self._source, info, self._place.source):
                 if replicated_digest(self._channel, entry) != digest:
                     break
-                self._reach(entry.id, target, entry.timestamp)
+                self.promise.note([entry])
+                self._reach(entry.id, target)
                 if (each := next(following, None)) is None:
                     return
                 target, digest = each
@@ -131,12 +136,12 @@ class ChannelMirror:
     async def _check_same(self, info: ChannelInfo, there: ChannelInfo) -> None:
         """Raise `ReplicaDiffers` where the source's channel is seen to be another one than the replica's. Its own one
         has all that lies behind the place: it is held."""
-        if await is_lost(self._source, info, self.place.source):
+        if await is_lost(self._source, info, self._place.source):
             raise self._differs()
-        if self.place.source > (info.latest_id or b"") or self.place.target > (there.latest_id or b""):
+        if self._place.source > (info.latest_id or b"") or self._place.target > (there.latest_id or b""):
             raise self._differs()
-        ours = await entry_at(self._source, info, self.place.source)
-        theirs = await entry_at(self._target, there, self.place.target)
+        ours = await entry_at(self._source, info, self._place.source)
+        theirs = await entry_at(self._target, there, self._place.target)
         if ours is None or theirs is None:
             return
         if replicated_digest(self._channel, ours) != entry_digest(theirs):
@@ -156,9 +161,9 @@ class ChannelMirror:
         await self._append_checked(rewritten)
 
     async def _append_checked(self, entries: Sequence[Entry]) -> None:
-        if entries and not self.place.target:  # before more than the first is there: retention must find the hold
+        if entries and not self._place.target:  # before more than the first is there: retention must find the hold
             await self._append_held(entries[:1])
-            await self._target.hold(self._channel, HOLDER, self.place.target)
+            await self._target.hold(self._channel, HOLDER, self._place.target)
             entries = entries[1:]
         if entries:
             await self._append_held(entries)
@@ -175,16 +180,15 @@ class ChannelMirror:
 
     def _arrived(self, entries: Sequence[Entry], ids: Sequence[bytes]) -> None:
         is_dense = self._target.capabilities.numbered_ids
-        if is_dense and self.place.target and ids[0] != behind(self.place.target):
+        if is_dense and self._place.target and ids[0] != behind(self._place.target):
             raise self._differs()
         self.promise.note(entries)
         self._count(sum(len(entry.payload) for entry in entries))
-        self._reach(entries[-1].id, ids[-1], max(each.timestamp for each in entries))
+        self._reach(entries[-1].id, ids[-1])
 
-    def _reach(self, source: bytes, target: bytes, timestamp: int) -> None:
-        """Move `place` behind what was brought over, with this as its highest timestamp: who writes by several clocks,
-        as members write dead letters, stamps in no order."""
-        self.place = replace(self.place, source=source, target=target, timestamp=max(self.place.timestamp, timestamp))
+    def _reach(self, source: bytes, target: bytes) -> None:
+        """Move the place behind what was brought over."""
+        self._place = replace(self._place, source=source, target=target)
 
     def _differs(self) -> ReplicaDiffers:
         return ReplicaDiffers(

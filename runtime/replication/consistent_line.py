@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..clock import MAX_TIMESTAMP
 from ..errors import CorruptLog
+from ..log.names import Names
 from ..log.policy_codec import decode_policy, encode_policy
 from ..log.record import TIMELESS_TYPES, read_header
 from ..log.wal import ChannelPolicy, Entry, FromId, Wal
@@ -37,11 +39,11 @@ class StoredState:
 @dataclass(frozen=True, slots=True)
 class ConsistentLine:
     """`time` is that of the line. `ends` has the channels of nodes, and the last entry of each that the replica had
-    when the line was drawn, b"" for none: of these, what lies above the time is not of the line, nor what came since;
-    `ends_in_source` are the same entries there. Others whose names begin with `prefix`, as those of nodes do, came
-    above it, or are being removed. Programs' channels have no such time. `states` are those of the nodes, by channel,
-    with ids of the replica, and `groups` the positions in the replica that groups had before the line, with what is
-    stored there, by group and channel."""
+    when the line was drawn, b"" for none: of these, what lies above the time (`time_of`) is not of the line, nor what
+    came since; `ends_in_source` are the same entries there. Others whose names begin with `prefix`, as those of nodes
+    do, came above it, or are being removed. Programs' channels have no such time. `states` are those of the nodes, by
+    channel, with ids of the replica, and `groups` the positions in the replica that groups had before the line, with
+    what is stored there, by group and channel."""
 
     time: int
     prefix: str
@@ -53,6 +55,12 @@ class ConsistentLine:
     def is_of_nodes(self, channel: str) -> bool:
         """Whether nodes own or write the channel: it is not of the line where it is not in `ends`."""
         return channel in self.ends or channel.startswith(self.prefix)
+
+    def time_of(self, channel: str) -> int:
+        """Above which time what a channel of `ends` has is not of the line. Dead letters of groups all are: members
+        stamp them by clocks of their own, and what they tell of is acknowledged."""
+        letters = Names(self.prefix.removesuffix("-")).group_dead_letters
+        return MAX_TIMESTAMP if channel == letters else self.time
 
     def to_wire(self) -> dict[str, Any]:
         """The wire form, for JSON."""

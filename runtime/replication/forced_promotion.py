@@ -112,7 +112,7 @@ async def left_out(target: Wal, state: ReplicationState) -> AsyncIterator[tuple[
         if is_own(name) or not line.is_of_nodes(name) or info.policy.ephemeral:
             continue
         end = line.ends.get(name)
-        above = stored_entries(target, info) if end is None else entries_above(target, info, line.time, end)
+        above = stored_entries(target, info) if end is None else entries_above(target, info, line.time_of(name), end)
         async for entry in above:
             yield name, entry
 

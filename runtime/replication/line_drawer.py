@@ -25,7 +25,7 @@ from ..cluster.decided_positions import DecidedPositions
 from ..cluster.state import ClusterState
 from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
-from ..log.heartbeats import heard
+from ..log.heartbeats import Announcement, heard
 from ..log.ledger_body import STAGED, is_ledger
 from ..log.names import Names
 from ..log.record import RecordType
@@ -146,19 +146,28 @@ class LineDrawer:
         is_left_out = is_ledger(name.removesuffix(STAGED)) or is_written_anew(name, self._names)
         return (name.startswith(f"{self._names.prefix}-") and not is_left_out) or name in self._placed
 
-    def look(self, places: Mapping[str, ReplicatedChannel]) -> None:
+    async def look(self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]) -> None:
         """See whether the replica has the ends of the line that was begun. To be called now and then."""
         begun = self._begun
         if begun is None or begun.time is not None:
             return
         if all(name not in places or places[name].source >= end for name, end in begun.ends.items()):
-            times = (place.timestamp for name, place in places.items() if name in begun.ends)
-            begun.time = max(begun.least, *times, 0)
+            _ask(promises)
+            await self._judge(promises)
+            begun.time = max(begun.least, *(promises[name].written for name in begun.ends.keys() & promises.keys()), 0)
 
-    def log_time(self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]) -> int:
+    async def _judge(self, promises: Mapping[str, ChannelPromise]) -> tuple[MovedState[Catalog] | None, dict[str, int]]:
+        """The catalog, and what had been promised of its channels when that was asked: of what was noted by then counts
+        what an owner can have written."""
+        catalog = await self._catalog()
+        if catalog is None:
+            return None, {}
+        owned = catalog.state.channels.keys() & promises.keys()
+        return catalog, {name: promises[name].judge(catalog.state.granted(name)) for name in owned}
+
+    def log_time(self, promises: Mapping[str, ChannelPromise]) -> int:
         """The highest time that the channels of nodes are known to have, in the replica or by what was announced."""
-        times = (max(place.timestamp, promises[name].latest) for name, place in places.items() if self._is_cut(name))
-        return max(times, default=0)
+        return max((max(each.written, each.latest) for name, each in promises.items() if self._is_cut(name)), default=0)
 
     # ---- the second step ---------------------------------------------------------------------------------------------
 
@@ -166,8 +175,9 @@ class LineDrawer:
         self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise]
     ) -> tuple[ConsistentLine, Mapping[str, bytes]] | None:
         """The line that was begun, and from which id on the replica keeps each channel once that is saved; None where
-        it cannot be drawn yet. `places` are those of now, with their `promises`."""
-        self.look(places)
+        it cannot be drawn yet. `places` are those of now, with their `promises`: what comes while this waits is not of
+        the line, so a time that is promised meanwhile is not its time."""
+        _ask(promises)
         begun = self._begun
         if begun is None:
             return None
@@ -184,9 +194,11 @@ class LineDrawer:
     ) -> ConsistentLine:
         if begun.time is None:
             late = [name for name, end in begun.ends.items() if name in places and places[name].source < end]
-            raise _Waits(f"the replica lacks what is in {_shown(late)}")
-        promised = await self._promised(places, promises, begun.time)
-        catalog = await self._catalog()
+            raise _Waits(f"the replica lacks what is in {_shown(late)}" if late else "the replica has just got its end")
+        arrived = await self._arrived(places, promises, begun.time)
+        catalog, promised = await self._judge(promises)
+        for name in arrived.keys() & promised.keys():
+            promised[name] = max(promised[name], promises[name].arrive(arrived[name]))
         cut = {name for name in places if self._is_cut(name)}
         if catalog is not None:
             if retired := begun.retired(catalog.state):
@@ -198,38 +210,37 @@ class LineDrawer:
                 self._placed, self._begun = self._placed | others, None
                 raise _Waits(f"{_shown(others)} came to the channels of nodes just now")
             cut = _channels_of(catalog.state, cut)
-        time = await self._time(catalog, {name: places[name] for name in cut}, promised, begun.time)
+        time = await self._time(catalog, {name: places[name] for name in cut}, promises, promised, begun.time)
         states, decided = await self._states(begun, catalog, time, places)
         groups = await begun.groups.at_line(self._source, self._target, places, decided)
         ends = {name: places[name].target for name in cut}
         ends_in_source = {name: places[name].source for name in cut}
         return ConsistentLine(time, f"{self._names.prefix}-", ends, ends_in_source, states, groups)
 
-    async def _promised(
+    async def _arrived(
         self, places: Mapping[str, ReplicatedChannel], promises: Mapping[str, ChannelPromise], least: int
-    ) -> Mapping[str, tuple[int, int]]:
-        """By channel the term and the time of the last promise of which the replica, where it is so far, has all. What
-        a promise knows of more than that must not count, so it is asked before anything is awaited.
-
-        A replicator that has just begun knows the last entry alone, which may be one of a fenced owner that landed
-        late, and not the record that heartbeats name: a replica that has all of the channel has that, too."""
-        promised = {name: (each.reached[0], each.time) for name, each in promises.items()}
-        late = {name: promises[name].awaited for name in places if name in promises and promises[name].time < least}
+    ) -> dict[str, Announcement]:
+        """The heartbeats that wait for a record which the replica has at these places. A replicator that has just begun
+        knows the last entry alone, which may be one of a fenced owner that landed late: whose replica has all of the
+        channel has the record, too."""
+        late = {name: promise.awaited for name, promise in promises.items() if promise.time < least}
         awaited = {name: announced for name, announced in late.items() if announced is not None}
+        arrived: dict[str, Announcement] = {}
 
         async def look(name: str) -> None:
             with suppress(ChannelNotFound):  # dropped meanwhile: the catalog, read behind this, says so
                 if (await self._source.latest_id(name) or b"") == places[name].source:
-                    promised[name] = awaited[name].term, awaited[name].time
+                    arrived[name] = awaited[name]
 
         await side_by_side(awaited, look)
-        return promised
+        return arrived
 
     async def _time(
         self,
         catalog: MovedState[Catalog] | None,
         places: Mapping[str, ReplicatedChannel],
-        promised: Mapping[str, tuple[int, int]],
+        promises: Mapping[str, ChannelPromise],
+        promised: Mapping[str, int],
         least: int,
     ) -> int:
         """Up to which time, at `least` that, the channels, which are so far, are complete, of what the catalog knows.
@@ -241,14 +252,14 @@ class LineDrawer:
         for name, place in places.items():
             state = channels.get(name)
             if state is not None and state.owner:
-                term, time = promised.get(name, (0, 0))
-                if not time or catalog is None or not catalog.state.granted(name).covers(max(term, 1), time):
+                if not promised.get(name):
                     raise _Waits(f"{state.owner}, the owner of {name}, has promised no time since it has it")
-                times[name] = time
+                times[name] = promised[name]
             elif state is not None:
                 if (await self._source.latest_id(name) or b"") != place.source:
                     raise _Waits(f"the replica lacks the end of {name}, which has no owner")
-                given_up[name] = max(place.timestamp, state.used_limit)
+                if catalog is not None and name in catalog.state.pchannels:  # else no node is to own it
+                    given_up[name] = state.used_limit
         if late := [name for name, time in times.items() if time < least]:
             owners = {channels[name].owner for name in late}
             raise _Waits(f"{_shown(owners)} has not promised a later time for {_shown(late)}")
@@ -256,8 +267,7 @@ class LineDrawer:
             raise _Waits(f"{_shown(late)} has no owner just now")
         if times:
             return min([*times.values(), *given_up.values()])
-        highest = [place.timestamp for place in places.values()]
-        time = max([0, *highest, *(each.used_limit for each in channels.values())])
+        time = max([0, *(promises[name].written for name in places), *(each.used_limit for each in channels.values())])
         if time < least:
             raise _Waits("no channel has an owner, and one is to write a transaction that is committed")
         return time
@@ -335,6 +345,11 @@ class LineDrawer:
 
     async def _has(self, channel: str) -> bool:
         return channel in await self._source.channels()
+
+
+def _ask(promises: Mapping[str, ChannelPromise]) -> None:
+    for promise in promises.values():
+        promise.ask()
 
 
 def _shown(names: Collection[str]) -> str:

@@ -84,7 +84,7 @@ class LineLog(ReadOnlyWal):
 
     async def _find_end(self, name: str, granted: Granted | None) -> None:
         """Let the channel end before its first entry that is not of the line."""
-        first = await first_above(self._wal, name, LineEnd(self.line.time, granted), self._latest[name])
+        first = await first_above(self._wal, name, LineEnd(self.line.time_of(name), granted), self._latest[name])
         if first is not None:
             self._latest[name] = (int.from_bytes(first) - 1).to_bytes(len(first))  # there need not be such an entry
 

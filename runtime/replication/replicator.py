@@ -453,7 +453,8 @@ class Replicator:
                 each = self._mirrored[name]
                 each.task = asyncio.create_task(each.mirror.follow(), name=f"replicate {name}")
         if self._lines is not None:
-            self._lines.look(self._line_places())
+            with self._while_changed():
+                await self._lines.look(self._line_places(), self._promises())
         if self._lag is not None:
             self._lag.note({name: each.place for name, each in self._mirrored.items() if name not in self._left})
             if self._lines is not None:
@@ -551,11 +552,12 @@ class Replicator:
                 await self._lines.begin(self.state.groups, self._line_places())
 
     def _line_standing(self, lines: LineDrawer) -> LineStanding:
-        log_time = lines.log_time(self._line_places(), self._promises())
+        log_time = lines.log_time(self._promises())
         return LineStanding(self.state.line.get("time", 0), log_time, self._kept_bytes, lines.waits_for)
 
     def _promises(self) -> dict[str, ChannelPromise]:
-        return {name: each.mirror.promise for name, each in self._mirrored.items()}
+        """What the owners have promised of these channels."""
+        return {name: self._mirrored[name].mirror.promise for name in self._line_places()}
 
     def _line_places(self) -> dict[str, ReplicatedChannel]:
         """The places of the channels that a line may have."""

@@ -55,7 +55,7 @@ async def unreplicated_entries(source: Wal, state: ReplicationState) -> AsyncIte
         if info.policy.ephemeral:
             continue
         if line is not None and name in line.ends:
-            async for entry in entries_above(source, info, line.time, line.ends_in_source[name]):
+            async for entry in entries_above(source, info, line.time_of(name), line.ends_in_source[name]):
                 yield name, entry
             continue
         place = state.channels.get(name, ReplicatedChannel())

@@ -302,7 +302,7 @@ async def test_a_snapshot_of_an_owner_above_the_line_counts_for_nothing(home, mo
             begun.set()
 
     async def draw_later(self: LineDrawer, *given: Any) -> Any:
-        self.look(given[0])
+        await self.look(*given)
         return await draw(self, *given) if goes_on.is_set() else None
 
     async def least(self: LineDrawer, *given: Any) -> int:

@@ -89,12 +89,13 @@ def test_what_the_catalog_says_without_naming_its_entries_is_of_the_first_step()
 
 def test_an_announced_time_counts_once_the_replica_has_its_record() -> None:
     promise = ChannelPromise()
+    promise.judge(Granted(1, 100))
     promise.announce(Announcement("c", 1, 2, 10))
     promise.announce(Announcement("c", 1, 3, 20))
     promise.announce(Announcement("c", 1, 9, 90))
     assert promise.time == 0
     promise.note(entries((FENCE, 1, 1, 1), (ROWS, 5, 1, 2)))
-    assert (promise.reached, promise.time) == ((1, 2), 10)
+    assert (promise.written, promise.time) == (5, 10)
     promise.note(entries((TICK, 30, 1, 3)))
     assert promise.time == 30, "a tick is in the channel itself"
     promise.note(entries((ROWS, 80, 1, 9)))
@@ -102,7 +103,32 @@ def test_an_announced_time_counts_once_the_replica_has_its_record() -> None:
     promise.announce(Announcement("c", 1, 9, 95))
     assert promise.time == 95, "at once, of an idle channel"
     promise.note([Entry(b"", 0, b"no record")])
-    assert promise.reached == (1, 9)
+    assert promise.time == 95
+
+
+def test_what_no_owner_can_have_written_promises_nothing() -> None:
+    promise = ChannelPromise(7)
+    promise.note(entries((TICK, 30, 1, 3)))
+    assert (promise.written, promise.time, promise.timestamp) == (0, 0, 30), "no grant is known yet"
+    promise.ask()
+    promise.note(entries((TICK, 40, 1, 4)))
+    assert (promise.judge(Granted(1, 50)), promise.time) == (30, 30), "what came since may lie above the grants"
+    promise.note(entries((TICK, 999, 1, 99), (ROWS, 1, 9, 1)))
+    promise.announce(Announcement("c", 1, 99, 45))
+    promise.ask()
+    assert (promise.judge(Granted(1, 50)), promise.written, promise.timestamp) == (30, 50, 50), (
+        "one of both was an owner's"
+    )
+    promise.note(entries((ROWS, 999, 1, 99)))
+    promise.ask()
+    promise.ask()  # the grants could not be read
+    promise.note(entries((TICK, 60, 2, 1)))
+    assert promise.judge(Granted(1, 50)) == 30
+    promise.ask()
+    assert (promise.judge(Granted(2, 70)), promise.written) == (60, 60)
+    promise.announce(Announcement("c", 2, 1, 999))
+    promise.ask()
+    assert promise.judge(Granted(2, 70)) == 60
 
 
 def test_a_line_goes_through_its_wire_form() -> None:
