@@ -74,7 +74,7 @@ class TopicTraffic:
     async def consume(self, client: Client) -> None:
         while not self._stopping or self.behind:
             try:
-                member = await client.subscribe(self.topic, "g", session_timeout_s=5)
+                member = await client.subscribe(self.topic, "g", session_timeout_s=5, deadline_s=self.deadline_s)
             except Unavailable:  # the log has not answered the leader
                 await asyncio.sleep(0.1)
                 continue

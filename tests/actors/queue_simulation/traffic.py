@@ -18,7 +18,7 @@ from tidewal.actors.client import Client
 from tidewal.runtime.errors import DeadlineExceeded, TidewalError, TopicExists
 
 ROWS = 10  # of a transaction, at most, in each collection
-QUIET_S = 3.0  # a member that gets nothing for so long has all
+QUIET_S = 10.0  # a member that gets nothing for so long has all
 PATIENCE_S = 600.0  # of each call
 ALL = math.inf  # as the time up to which a log has what its clients wrote
 
