@@ -83,8 +83,13 @@ class GrantedChannels:
         self._partitions.look()
 
     def _mine(self) -> dict[str, PChannelState]:
-        channels = self._catalog.catalog.channels
-        return {name: state for name, state in channels.items() if state.owner == self._node.incarnation}
+        channels, owner = self._catalog.catalog.channels, self._node.incarnation
+        return {name: state for name, state in channels.items() if state.owner == owner}
+
+    def _granted(self, name: str) -> PChannelState | None:
+        """The channel, if the catalog says that it is this node's."""
+        state = self._catalog.catalog.channels.get(name)
+        return state if state is not None and state.owner == self._node.incarnation else None
 
     async def extend(self) -> bool:
         """Raise the limits of what is stamped and promised in the channels that are open; returns whether that is done.
@@ -140,7 +145,7 @@ class GrantedChannels:
         self._failures.pop(name, None)
         self._active[name], self._to_open[name] = term, message_bytes
         self._open_begun()
-        now = self._mine().get(name)
+        now = self._granted(name)
         if now is not None and self._is_to_go(name, now):
             self._hand_over(name)
 
@@ -185,7 +190,7 @@ class GrantedChannels:
         if failures > 1:
             await asyncio.sleep(min(AGAIN_S * 2 ** min(failures, DOUBLINGS_MAX), AGAIN_MAX_S))
         await self._say_released(name, term, self._node.clock.last, b"")
-        if name not in self._mine():  # else the next term decides what is open there
+        if self._granted(name) is None:  # else the next term decides what is open there
             self._owner.lose(name)
             self._unflushed.clear(name)
 
@@ -199,7 +204,7 @@ class GrantedChannels:
 
     def _has(self, name: str, term: int) -> bool:
         """Whether the catalog says that the channel is this node's, under this term."""
-        state = self._mine().get(name)
+        state = self._granted(name)
         return state is not None and state.term == term
 
     async def propose(self, kind: str, channels: dict[str, tuple[Any, ...]], **fields: object) -> None:

@@ -8,7 +8,7 @@ Requests are `[seq, method, *arguments]`, answers `[seq, "ok", result]` or `[seq
 any order; many may be in flight. With seq 0 no answer is wanted. The first request is `hello`; a frame that breaks the
 rules, and a refused `hello`, end the connection after the error, whose seq is 0 where the request's is not known.
 
-    hello      version client token         → {boot, frame_bytes, filters}
+    hello      version client token         → {boot, frame_bytes, filters, waiting_requests}
     beat       anything …                   → nil
     channels                                → names
     describe   channel                      → [policy, first id, latest id]
@@ -30,7 +30,8 @@ recognise an append that is sent again; all numbers up to `settled` are answered
 appends of one entry each: the first has the seq and the number of the request, the others those that follow. One answer
 has the joined ids of all, or each gets an answer of its own, as `append` does. `token` may be missing, except over TCP.
 `boot` counts the owner's incarnations, `frame_bytes` is what rows and payloads of one request may have together,
-`filters` the language of filters that the owner evaluates (`FILTER_LANGUAGE`; one that does not say it evaluates none).
+`filters` the language of filters that the owner evaluates (`FILTER_LANGUAGE`; one that does not say it evaluates none),
+`waiting_requests` how many it lets wait at once on a connection (one that does not say it: 256).
 `start` is ["earliest"], ["latest"], ["id", id, inclusive], ["time", timestamp] or ["next", next id of the last answer].
 `read` answers with what there is, about `ANSWER_BYTES` of payloads but at least one entry, and waits up to `wait_s` (≤
 `WAIT_LIMIT_S`) while there is nothing; `cancel` ends a request that waits, without an answer. Ids over `upto` (may be

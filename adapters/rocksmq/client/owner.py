@@ -19,7 +19,8 @@ from .socket_coordinator_client import SocketCoordinatorClient
 if TYPE_CHECKING:
     from ....runtime.filters.record_filter import RecordFilter
 
-READS, ASKS = 128, 64  # requests that wait for answers at once: together well below what the owner allows a process
+ASKS = 64  # requests that wait for answers at once, beside reads that wait for entries
+SPARE = 2 * ASKS  # of the requests that the owner lets wait: for these, for groups, and for those that just end
 
 
 class RemoteOwner(OwnerCalls):
@@ -30,7 +31,9 @@ class RemoteOwner(OwnerCalls):
         """Use `open`."""
         self.lost = False
         self.connection: OwnerConnection
-        self._reads, self._asks = asyncio.Semaphore(READS), asyncio.Semaphore(ASKS)
+        self.reads_at_once: int = 0  # that may wait for entries
+        self._reads: asyncio.Semaphore
+        self._asks = asyncio.Semaphore(ASKS)
         self._groups: SocketCoordinatorClient
 
     @classmethod
@@ -44,6 +47,8 @@ class RemoteOwner(OwnerCalls):
             on_lost(remote)
 
         remote.connection = await OwnerConnection.open(address, client, on_lost=lost)
+        remote.reads_at_once = max(1, remote.connection.waiting_requests - SPARE)
+        remote._reads = asyncio.Semaphore(remote.reads_at_once)
         remote._groups = SocketCoordinatorClient(remote.connection)
         return remote
 
@@ -58,7 +63,7 @@ class RemoteOwner(OwnerCalls):
         waits up to `wait_s` seconds for some. Those that do not pass `where` are left out by an owner that knows its
         language."""
         text = () if where is None or self.connection.filters != FILTER_LANGUAGE else (where.text,)
-        async with self._reads:
+        async with self._reads if wait_s else self._asks:
             entries, next_id, _ = await self.connection.ask("read", channel, start, None, wait_s, *text, wait_s=wait_s)
         return entries, next_id
 

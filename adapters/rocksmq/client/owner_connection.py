@@ -46,6 +46,8 @@ class OwnerConnection:
     frame_bytes: int
     filters: int
     """The language of filters that the owner evaluates; 0 for an owner from before there were any."""
+    waiting_requests: int
+    """How many requests the owner lets wait at once."""
 
     @classmethod
     async def open(
@@ -78,6 +80,7 @@ class OwnerConnection:
             greeting = await opened.ask("hello", *hello)
             opened.boot, opened.frame_bytes = greeting["boot"], greeting["frame_bytes"]
             opened.filters = greeting.get("filters", 0)
+            opened.waiting_requests = greeting.get("waiting_requests", 256)  # of an owner that does not say it
         except BaseException:
             await opened.close()
             raise

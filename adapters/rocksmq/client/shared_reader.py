@@ -12,7 +12,7 @@ from ..journal.channels import encode_id
 from ..owner.reader import Reader
 from ..owner.store import CAPABILITIES, RocksMQ
 from ..protocol import decode_start, encode_start
-from .owner import READS, Owner, RemoteOwner
+from .owner import Owner, RemoteOwner
 
 if TYPE_CHECKING:
     from ....runtime.filters.record_filter import RecordFilter
@@ -103,7 +103,7 @@ class SharedReader(AsyncIterator[Sequence[Entry]]):
             # The first question fixes the start without waiting: "latest" must not move from one question to the next.
             wait_s = 0.0
             if self._start[0] == "next":
-                wait_s = POLL_S if len(self._siblings) <= READS else CROWDED_POLL_S
+                wait_s = POLL_S if len(self._siblings) <= owner.reads_at_once else CROWDED_POLL_S
             return await owner.read(self._channel, self._start, wait_s, self._where)
         assert isinstance(owner, RocksMQ)
         if owner.closed:

@@ -50,7 +50,7 @@ class ConnectionLimits:
     receiving_bytes: int = 128 * 1024 * 1024
     in_flight_bytes: int = 32 * 1024 * 1024
     outbox_bytes: int = 8 * 1024 * 1024
-    waiting_requests: int = 256
+    waiting_requests: int = 4096
     hello_s: float = 5.0
     stalled_s: float = 30.0
     idle_s: float = 600.0
@@ -110,7 +110,8 @@ class Connection:
         self.closed: bool = False
         self.in_flight: int = 0  # bytes of appends; changed under a lock of its own, which is only held for moments
         self._counting = threading.Lock()
-        self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, by their seq
+        self.tasks: dict[asyncio.Task[None], int] = {}  # requests that wait, with their seq, and those that end
+        self._waiting: dict[int, asyncio.Task[None]] = {}  # those of them that were not cancelled
         self.turn: asyncio.Lock = asyncio.Lock()  # one answer with entries is made at a time
         self.readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()  # by channel and the next id
         self._loop, self._socket, self._server, self._limits = loop, connection, server, limits
@@ -201,22 +202,24 @@ class Connection:
             self.fail(seq, Overloaded(f"{limit} requests of this connection wait already", limit="waiting_requests"))
             return
         task = self._loop.create_task(self._wait_for(seq, work))
-        self.tasks[task] = seq
-        task.add_done_callback(self.tasks.pop)
+        self.tasks[task], self._waiting[seq] = seq, task
+        task.add_done_callback(self._ended)
 
     def _is_full(self) -> bool:
         """Whether no more requests may wait. Those that were cancelled do not count, as they end when the loop comes to
         them; there may be as many of them again."""
         limit = self._limits.waiting_requests
-        if len(self.tasks) < limit or len(self.tasks) >= 2 * limit:
-            return len(self.tasks) >= limit
-        return sum([not task.cancelling() for task in self.tasks]) >= limit
+        return len(self._waiting) >= limit or len(self.tasks) >= 2 * limit
 
     def cancel(self, seq: int) -> None:
         """Cancel a request that waits; does nothing for one that is answered already."""
-        for task, waiting in self.tasks.items():
-            if waiting == seq:
-                task.cancel()
+        if (task := self._waiting.pop(seq, None)) is not None:
+            task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        seq = self.tasks.pop(task)
+        if self._waiting.get(seq) is task:
+            del self._waiting[seq]
 
     async def _wait_for(self, seq: int, work: Callable[[], Coroutine[object, object, list[Payload] | None]]) -> None:
         try:

@@ -48,10 +48,17 @@ _log = logging.getLogger(__name__)
 class Requests:
     """Answers requests without waiting at once, the others in tasks of the connection."""
 
-    def __init__(self, store: RocksMQ, groups: GroupService | None, boot: int, frame_bytes: int) -> None:
+    def __init__(
+        self, store: RocksMQ, groups: GroupService | None, boot: int, frame_bytes: int, waiting_requests: int
+    ) -> None:
         self._store, self._groups = store, groups
         self._temporary = TemporaryChannels(store)
-        self._greeting = {"boot": boot, "frame_bytes": frame_bytes, "filters": FILTER_LANGUAGE}
+        self._greeting = {
+            "boot": boot,
+            "frame_bytes": frame_bytes,
+            "filters": FILTER_LANGUAGE,
+            "waiting_requests": waiting_requests,
+        }
 
     def handle(self, connection: Connection, frame: ProtocolFrame) -> None:
         """Answer one request. Appends reach the log in the order of these calls."""

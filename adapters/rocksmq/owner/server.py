@@ -57,7 +57,7 @@ class Server:
         self.port: int | None = None
         self._directory, self._wanted_port = directory, tcp_port
         self._limits, self._frame_bytes = limits or ConnectionLimits(), frame_bytes
-        self._requests = Requests(store, groups, boot, frame_bytes)
+        self._requests = Requests(store, groups, boot, frame_bytes, self._limits.waiting_requests)
         self.handle: Callable[[Connection, ProtocolFrame], None] = self._requests.handle
         self.handled: Callable[[], None] = store.wake  # once all requests that were received together are handled
         self._memory = ReceiveMemory(self._limits.receiving_bytes)

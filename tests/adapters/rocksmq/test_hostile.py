@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from tests.adapters.rocksmq.usage import Usage, usage
 from tidewal.adapters.rocksmq import RocksMQ
-from tidewal.adapters.rocksmq.address import socket_path
+from tidewal.adapters.rocksmq.address import Address, socket_path
+from tidewal.adapters.rocksmq.client.owner import SPARE, RemoteOwner
 from tidewal.adapters.rocksmq.client.owner_connection import OwnerConnection
 from tidewal.adapters.rocksmq.owner.connection import APPEND_OVERHEAD_BYTES, ConnectionLimits
 from tidewal.adapters.rocksmq.owner.server import Server
@@ -77,7 +78,9 @@ async def peers(store) -> AsyncIterator[Callable[..., object]]:
         opened.append(peer)
         if hello:
             peer.send(HELLO)
-            assert await peer.answer() == (1, {"boot": 7, "frame_bytes": FRAME_BYTES, "filters": FILTER_LANGUAGE})
+            seq, greeting = await peer.answer()
+            assert (seq, greeting.pop("waiting_requests") > 0) == (1, True)
+            assert greeting == {"boot": 7, "frame_bytes": FRAME_BYTES, "filters": FILTER_LANGUAGE}
         return peer
 
     yield connect
@@ -555,6 +558,25 @@ async def test_waiting_requests_are_bounded(store, serve, peers):
     await released(server)
 
 
+async def test_a_read_of_what_is_there_does_not_queue_behind_reads_that_wait(store, serve, helpers):
+    """These take turns where the owner lets fewer wait than a process has readers."""
+    server = serve(waiting_requests=SPARE + 2)
+    owner = await RemoteOwner.open(Address.of_directory(store.directory), CLIENT, on_lost=print)
+    await store.append("a", b"before")
+    _, end = await owner.read("a", ["latest"], 0.0)
+    waiting = [asyncio.ensure_future(owner.read("a", ["next", end], 60.0)) for _ in range(5)]
+    await helpers.until(lambda: usage(server).waiting_requests == 2)
+    async with asyncio.timeout(ANSWER_S):
+        entries, _ = await owner.read("a", ["earliest"], 0.0)
+        assert [entry.payload for entry in entries] == [b"before"]
+        await store.append("a", b"behind")
+        for answer in waiting:
+            entries, _ = await answer
+            assert [entry.payload for entry in entries] == [b"behind"]
+    await owner.close()
+    await released(server)
+
+
 async def test_requests_that_were_cancelled_leave_room_at_once(store, serve, peers):
     """A process that has left many readers may ask for as many others in the same breath."""
     server = serve(waiting_requests=3)
@@ -594,7 +616,7 @@ async def test_two_hundred_connections_at_once(store, serve, peers):
 
 DYING = """
 import os, socket, sys
-from tidewal.adapters.rocksmq.address import socket_path
+from tidewal.adapters.rocksmq.address import Address, socket_path
 from tidewal.adapters.rocksmq.protocol import HEADER, VERSION, encode
 peer = socket.socket(socket.AF_UNIX)
 with socket_path(sys.argv[1]) as path:

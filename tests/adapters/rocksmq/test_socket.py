@@ -17,6 +17,7 @@ from tests.adapters.rocksmq.usage import usage
 from tidewal.adapters.rocksmq import RocksMQ, open_wal
 from tidewal.adapters.rocksmq.client.blocking_client import BlockingClient
 from tidewal.adapters.rocksmq.client.owner_connection import Address, OwnerConnection
+from tidewal.adapters.rocksmq.owner.connection import ConnectionLimits
 from tidewal.adapters.rocksmq.protocol import info_of
 from tidewal.runtime.errors import (
     ChannelExists,
@@ -315,6 +316,7 @@ async def test_waiting_requests_wake_and_others_pass_them(store, connection, hel
 @pytest.mark.slow
 async def test_a_reader_that_stops_waiting_leaves_nothing_at_the_owner(store, directory, helpers):
     """More often than the owner lets requests of one process wait."""
+    store._server._limits = ConnectionLimits(waiting_requests=100)
     await store.create_channel("a", PLAIN)
     shared = await open_wal(f"rocksmq://{directory}", own=False)
     reader = shared.read("a", From.LATEST)
