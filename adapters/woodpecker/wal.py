@@ -33,7 +33,7 @@ CAPABILITIES = Capabilities(
 PENDING_BYTES = 64 * 1024 * 1024
 CLIENT_ID_BYTES = 16
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.01, 0.2  # between two attempts to reach the sidecar
-READS, ASKS = 128, 64  # requests of each kind that wait for answers at once
+READS, ASKS = 4096, 64  # requests that wait for answers at once: reads until there are entries, and others
 POLL_S = 20.0  # how long one request waits at the sidecar for more entries
 
 
@@ -96,7 +96,7 @@ class WoodpeckerWal(OwnerCalls, WalBase):
 
     async def _read(self, channel: str, at: Sequence[object], wait_s: float) -> tuple[Sequence[Entry], bytes]:
         async def read(connection: OwnerConnection) -> tuple[Sequence[Entry], bytes]:
-            async with self._reads:
+            async with self._reads if wait_s else self._asks:
                 entries, next_id, _ = await connection.ask("read", channel, at, None, wait_s, wait_s=wait_s)
             return entries, next_id
 
