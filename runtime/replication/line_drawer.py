@@ -23,7 +23,7 @@ from ..catalog.stored_ids import IdIn, as_settled
 from ..catalog.topics import Topic
 from ..cluster.decided_positions import DecidedPositions
 from ..cluster.state import ClusterState
-from ..cluster.transaction_decisions import DECIDE, TransactionDecisions
+from ..cluster.transaction_decisions import DECIDE
 from ..errors import BadRecord, ChannelNotFound, PositionLost, TidewalError
 from ..log.heartbeats import Announcement, heard
 from ..log.ledger_body import STAGED, is_ledger
@@ -85,7 +85,7 @@ class LineDrawer:
         self._fronts: dict[str, tuple[bytes | None, bytes | None]] = {}  # of the source, and in the replica, as known
         self._places: dict[str, dict[bytes, bytes]] = {}  # of ids of the source, in the replica
         self._read: tuple[bytes | None, MovedState[Catalog]] | None = None  # the catalog, as of its last entry
-        self._transactions: tuple[bytes | None, TransactionDecisions] = (b"", TransactionDecisions())  # likewise
+        self._members: tuple[bytes | None, ClusterState] = (b"", ClusterState())  # likewise
         self._placed: frozenset[str] = frozenset()  # channels of other names that the catalog has
         self.waits_for: str = ""  # why no line could be drawn the last time; "" where one was
 
@@ -116,11 +116,11 @@ class LineDrawer:
     async def begin(self, known: GroupPlaces, places: Mapping[str, ReplicatedChannel]) -> None:
         """Begin a line. `known` is where groups were last seen, and `places` how far the channels are."""
         catalog = await self._catalog()
-        decided = (await self._decisions()).positions
+        decided = (await self._cluster()).transactions.positions
         has_groups = self._source.capabilities.groups and self._target.capabilities.groups
         groups = LineGroups(await self._source.groups() if has_groups else [], decided, known)
         known_catalog = catalog.state if catalog is not None else Catalog()
-        begun = _Begun(known_catalog, groups, (await self._decisions()).latest)
+        begun = _Begun(known_catalog, groups, (await self._cluster()).transactions.latest)
 
         async def note(name: str) -> None:
             with suppress(ChannelNotFound, PositionLost):  # dropped meanwhile, or cut: the next line looks again
@@ -245,20 +245,23 @@ class LineDrawer:
     ) -> int:
         """Up to which time, at `least` that, the channels, which are so far, are complete, of what the catalog knows.
         One without an owner is up to its last limit, where nothing came to it since: its next owner stamps later times,
-        and may do so before those that other owners have promised."""
+        and may do so before those that other owners have promised. One that no node is to own any more stays with an
+        owner that was killed, which promises nothing."""
         channels = {} if catalog is None else catalog.state.channels
+        wanted = set[str]() if catalog is None else catalog.state.pchannels
+        members = (await self._cluster()).members  # behind the catalog: who owns a channel there has joined
         times: dict[str, int] = {}
         given_up: dict[str, int] = {}
         for name, place in places.items():
             state = channels.get(name)
-            if state is not None and state.owner:
+            if state is not None and state.owner and (name in wanted or state.owner in members):
                 if not promised.get(name):
                     raise _Waits(f"{state.owner}, the owner of {name}, has promised no time since it has it")
                 times[name] = promised[name]
             elif state is not None:
                 if (await self._source.latest_id(name) or b"") != place.source:
                     raise _Waits(f"the replica lacks the end of {name}, which has no owner")
-                if catalog is not None and name in catalog.state.pchannels:  # else no node is to own it
+                if name in wanted:
                     given_up[name] = state.used_limit
         if late := [name for name, time in times.items() if time < least]:
             owners = {channels[name].owner for name in late}
@@ -315,16 +318,15 @@ class LineDrawer:
             found[state.channel] = StoredState(state.policy, entries)
         return found, decided
 
-    async def _decisions(self) -> TransactionDecisions:
-        """How transactions were decided until now."""
+    async def _cluster(self) -> ClusterState:
+        """The members, and how transactions were decided, until now."""
         name = self._names.cluster
         if not await self._has(name):
-            return TransactionDecisions()
+            return ClusterState()
         latest = await self._source.latest_id(name)
-        if self._transactions[0] != latest:
-            read = await MovedState[ClusterState].read(self._source, name, CLUSTER_KIND)
-            self._transactions = latest, read.state.transactions
-        return self._transactions[1]
+        if self._members[0] != latest:
+            self._members = latest, (await MovedState[ClusterState].read(self._source, name, CLUSTER_KIND)).state
+        return self._members[1]
 
     @property
     def _id_in(self) -> IdIn:

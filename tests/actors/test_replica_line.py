@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.actors.nodes import TAKEN_OVER_S, Nodes
 from tests.actors.test_forced_promotion import DRAWN_S, MEMORY_ONLY
 from tests.actors.test_node_migration import logs_of
 from tests.actors.test_node_replication import replica_of, replicating
@@ -18,7 +21,8 @@ from tidewal.runtime.log.record import Record, RecordType, encode
 from tidewal.runtime.log.replication_state import replication_state
 from tidewal.runtime.log.wal import ChannelPolicy, Entry
 from tidewal.runtime.replication.forced_promotion import line_of
-from tidewal.runtime.testing.memory import MemoryWal
+from tidewal.runtime.testing.memory import MemoryLog, MemoryWal
+from tidewal.runtime.testing.simulation.wal import SimulatedWal
 
 pytestmark = MEMORY_ONLY
 HOUR = compose(3_600_000)
@@ -45,6 +49,25 @@ async def test_the_channel_of_a_collection_that_is_gone_keeps_no_line_back(home:
         await asyncio.sleep(30)
     async with logs_of(home, other) as (old, replica), home.client() as client, replicating(old, replica):
         await assert_goes_on(home, client, replica)
+
+
+async def test_a_killed_owner_of_a_channel_that_nobody_is_to_own_keeps_no_line_back(
+    home: Any, tmp_path: Path, rng: random.Random
+) -> None:
+    """The catalog says for ever that it has the channel: none gets it in its place."""
+    nodes, replica = Nodes(tmp_path, rng, SimulatedWal), MemoryWal(MemoryLog())
+    await nodes.start("a")
+    async with nodes.client() as client:
+        await client.create_collection(home.POINTS)
+        await client.drop_collection("points")
+        await client.create_collection(home.PEOPLE)
+        killed = await nodes.kill("a")
+        await nodes.start("b")
+        await asyncio.sleep(TAKEN_OVER_S)
+        async with replicating(MemoryWal(nodes.log), replica):
+            await assert_goes_on(home, client, replica)
+        assert killed.name in nodes.owners().values(), "the channel of what was dropped is its own still"
+    await nodes.stop()
 
 
 async def test_a_dead_letter_of_a_clock_that_is_ahead_keeps_no_line_back(home: Any) -> None:
