@@ -90,7 +90,8 @@ class LineTables:
         self, channel: str, info: ChannelInfo, start: bytes, wanted: tuple[int, int] | None
     ) -> tuple[bytes, int, int] | None:
         """The id, the term and the number of the record with that term and number, at `start` or behind it, or of the
-        last one of the line that counts; None where it lies before, or is not there."""
+        last one of the line that counts, where that record is above the line: a table up to a time may go on at an
+        owner's fence, which is stamped later. None where it lies before, or is not there."""
         last: tuple[bytes, int, int] | None = None
         async with reading(self._log, channel, FromId(start, inclusive=True)) as batches:
             async for entries in batches:
@@ -103,4 +104,4 @@ class LineTables:
                         return last
                 if entries[-1].id >= (info.latest_id or b""):
                     break
-        return last if wanted is None else None
+        return last if wanted is None or (last is not None and last[1:] < wanted) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ from tidewal.runtime.errors import InvalidRequest, Moved, Promoted, Unavailable,
 from tidewal.runtime.log.ledger_body import STAGED, ledger_channel
 from tidewal.runtime.log.migration_state import check_in_use
 from tidewal.runtime.log.names import DEFAULT_PREFIX
-from tidewal.runtime.log.record import Record, RecordType, decode, encode
+from tidewal.runtime.log.record import Record, RecordType, decode, encode, read_header
 from tidewal.runtime.log.replication_state import ReplicationState, replication_state
 from tidewal.runtime.log.wal import ChannelPolicy
+from tidewal.runtime.migration.channel_copy import entry_at
 from tidewal.runtime.migration.migration import cancel_migration
 from tidewal.runtime.replication.forced_promotion import left_out, line_of, promote_at_line
 from tidewal.runtime.replication.line_drawer import LineDrawer
 from tidewal.runtime.replication.promotion import promote, promote_alone
 from tidewal.runtime.replication.replicator import Replicator
 from tidewal.runtime.replication.salvage import unreplicated_entries
+from tidewal.runtime.streams.messages import Position
 from tidewal.runtime.tables.table_store import CURRENT, LOG, open_tables
 from tidewal.runtime.testing.memory import MemoryWal
 
@@ -107,6 +110,39 @@ async def test_tables_that_are_ahead_go_back(home) -> None:
     compact(promoted)
     table = CurrentTable.open(open_tables(home.tables).table("people", CURRENT))
     assert table.rows == 21
+
+
+@MEMORY_ONLY
+async def test_a_table_goes_on_whose_position_lies_above_the_line_while_its_time_does_not(home) -> None:
+    """An owner's fence, stamped later than the table's time, was read before the flush: nothing of the table's time can
+    come behind it."""
+    async with home.people_client() as client:
+        await client.insert("people", home.people(*range(10)))
+        await client.flush("people")
+    other = replica_of(home)
+    await replicated(home, other)
+    async with home.client() as client:  # with owners of later terms
+        await client.query("people", consistency="strong")
+    tables = tables_of(home)
+    before = await tables.positions("people")
+    async with logs_of(home, other) as (old, replica):
+        line = line_of(await replication_state(replica))
+        assert all(at.timestamp <= line.time for at in before.values())
+        after = {vchannel: await at_end(old, at) for vchannel, at in before.items()}
+        assert all(at.message_id > line.ends_in_source[at.channel] for at in after.values())
+    await tables.move("people", before, after)
+    promoted, _ = await forced(home, other)
+    async with promoted.client() as client:
+        await client.insert("people", home.people(40))
+        await client.flush("people")
+        assert await keys(client) == [*range(10), 40]
+
+
+async def at_end(log, at: Position) -> Position:
+    """The position at the last record of its channel, with the same time."""
+    last = await entry_at(log, await log.describe(at.channel), await log.latest_id(at.channel))
+    _, _, term, cseq = read_header(last.payload)[:4]
+    return replace(at, message_id=last.id, term=term, cseq=cseq)
 
 
 def compact(home) -> None:
