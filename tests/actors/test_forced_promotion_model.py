@@ -239,13 +239,17 @@ def check_channels(source: MemoryLog, promoted: MemoryLog, time: float = math.in
         is_owned = "-dml_" in name or "-topic_" in name or "-delays_" in name
         if not is_owned or name not in source.channels:  # dropped since
             continue
-        before = []
+        before, end = list[tuple[int, bytes]](), None
         for entry, record in _in_term(source.channels[name].entries):
-            if record.ts > time and record.type not in TIMELESS_TYPES:
-                break
+            is_timeless = record.type in TIMELESS_TYPES
+            if record.ts > time:
+                end = len(before) if end is None else end  # what is prepared there is not of the line ...
+                if not is_timeless:
+                    break
+            elif not is_timeless:
+                end = None  # ... unless a record of the line follows
             before.append((entry.timestamp, bytes(node_entry(name, entry).payload)))
-        while before and before[-1][0] > time:  # what is prepared there is not of the line
-            before.pop()
+        before = before[:end]
         there = [(entry.timestamp, bytes(entry.payload)) for entry, _ in _in_term(channel.entries)]
         assert there or not before or record.type is RecordType.TIME_TICK, name
         before, there = _without_last_ticks(before), _without_last_ticks(there)
