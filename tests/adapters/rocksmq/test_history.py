@@ -27,10 +27,10 @@ class CountingDisk(Disk):
 
 
 async def write(store, rng, written, commits=400):
-    """Append commits of a few entries; `written` gets (id, timestamp, payload) per channel."""
+    """Append commits of a few entries, none at 0, that is now; `written` gets (id, timestamp, payload) per channel."""
     for _ in range(commits):
         names = rng.choices(CHANNELS, [100, 10, 1], k=rng.randint(1, 6))
-        entries = [Append(name, rng.randbytes(rng.randint(0, 1500)), rng.randint(0, 10_000)) for name in names]
+        entries = [Append(name, rng.randbytes(rng.randint(0, 1500)), rng.randint(1, 10_000)) for name in names]
         ids = await store.append_many(entries)
         for id, (name, payload, timestamp, *_) in zip(ids, entries, strict=True):
             written[name].append((id, timestamp, payload))
