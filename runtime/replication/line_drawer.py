@@ -177,10 +177,10 @@ class LineDrawer:
         """The line that was begun, and from which id on the replica keeps each channel once that is saved; None where
         it cannot be drawn yet. `places` are those of now, with their `promises`: what comes while this waits is not of
         the line, so a time that is promised meanwhile is not its time."""
-        _ask(promises)
         begun = self._begun
         if begun is None:
             return None
+        _ask(promises)
         try:
             line = await self._drawn(begun, places, promises)
         except _Waits as waits:

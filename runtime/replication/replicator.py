@@ -556,13 +556,16 @@ class Replicator:
         return LineStanding(self.state.line.get("time", 0), log_time, self._kept_bytes, lines.waits_for)
 
     def _promises(self) -> dict[str, ChannelPromise]:
-        """What the owners have promised of these channels."""
-        return {name: self._mirrored[name].mirror.promise for name in self._line_places()}
+        """What the owners have promised of the channels that a line may have."""
+        return {name: self._mirrored[name].mirror.promise for name in self._line_names()}
 
     def _line_places(self) -> dict[str, ReplicatedChannel]:
-        """The places of the channels that a line may have."""
+        """The places of the same channels."""
+        return {name: self._mirrored[name].place for name in self._line_names()}
+
+    def _line_names(self) -> list[str]:
         out = self._refused() | self._left
-        return {name: place for name, place in self._places().items() if name not in out}
+        return [name for name in self._mirrored if name not in out]
 
     async def _drawn(self) -> tuple[ConsistentLine, Mapping[str, bytes]] | None:
         """A new line, where one can be drawn; and from which id on the replica keeps each channel then."""

@@ -31,7 +31,7 @@ class RemoteOwner(OwnerCalls):
         """Use `open`."""
         self.lost = False
         self.connection: OwnerConnection
-        self.reads_at_once: int = 0  # that may wait for entries
+        self.reads_at_once: int  # that may wait for entries
         self._reads: asyncio.Semaphore
         self._asks = asyncio.Semaphore(ASKS)
         self._groups: SocketCoordinatorClient

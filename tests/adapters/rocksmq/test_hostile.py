@@ -616,7 +616,7 @@ async def test_two_hundred_connections_at_once(store, serve, peers):
 
 DYING = """
 import os, socket, sys
-from tidewal.adapters.rocksmq.address import Address, socket_path
+from tidewal.adapters.rocksmq.address import socket_path
 from tidewal.adapters.rocksmq.protocol import HEADER, VERSION, encode
 peer = socket.socket(socket.AF_UNIX)
 with socket_path(sys.argv[1]) as path:
